@@ -1,0 +1,52 @@
+# What a contributor does, by name. `make dev` once, the rest inside its virtual environment.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(if $(wildcard $(VENV)/bin),$(VENV)/bin/,)
+
+.PHONY: help dev test test-fast test-1t test-soak test-arm64 lint format docs examples bench clean-cache
+
+help:  ## this list
+	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /\1\t/' | expand -t 14
+
+dev:  ## a virtual environment with everything, and the hooks that run before a commit
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install -q -e ".[dev]"
+	$(VENV)/bin/pre-commit install
+
+test:  ## everything that a change must pass
+	$(BIN)python -m pytest
+
+test-fast:  ## under a minute once kernels are compiled: for the edit loop
+	$(BIN)python -m pytest -m "not long and not soak" -x
+
+test-1t:  ## one thread: kernels take their serial twins, which must give the same bits
+	NUMBA_NUM_THREADS=1 $(BIN)python -m pytest
+
+test-soak:  ## thousands of random cases instead of a hundred: for a night
+	HYPOTHESIS_PROFILE=soak $(BIN)python -m pytest -m ""
+
+test-arm64:  ## the same bits on 64-bit Arm, emulated: golden cases and a hash of random ones (Debian only)
+	PYTHON=$(BIN)python tests/arm64.sh test
+
+lint:  ## style, spelling and the form of docstrings
+	$(BIN)ruff check .
+	$(BIN)ruff format --check .
+	$(BIN)codespell .
+	$(BIN)python -m numpydoc.hooks.validate_docstrings mojolearn/*.py
+
+format:  ## let ruff put the code in order
+	$(BIN)ruff check --fix .
+	$(BIN)ruff format .
+
+docs:  ## the pages under docs/ as a site in docs/_build; warnings are errors (wants the docs extra)
+	$(BIN)python -m sphinx -W -b html docs docs/_build
+
+examples:  ## every example runs alone and asserts what it claims
+	@for example in examples/*.py; do [ -e "$$example" ] || continue; echo "$$example"; $(BIN)python "$$example" || exit 1; done
+
+bench:  ## measure this checkout; what the numbers mean is in asv_benchmarks/README.md
+	$(BIN)asv run --config asv_benchmarks/asv.conf.json -E existing --show-stderr --set-commit-hash "$$(git rev-parse HEAD)"
+
+clean-cache:  ## forget compiled kernels and leftovers of builds (never needed after an edit: the cache knows its sources)
+	rm -rf "$${NUMBA_CACHE_DIR:-$${XDG_CACHE_HOME:-$$HOME/.cache}}/mojolearn" build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,294 @@
+"""`TransformerBlock`: one decoder block, weights fixed, between an input and a state."""
+
+from functools import partial
+
+import numpy as np
+
+from mojolearn.admission import admit_state, check_finite, check_overflow, check_positions, first_nonfinite
+from mojolearn.buffers import admit_input, admit_integer, admit_lengths
+from mojolearn.kernels.cache import commit
+from mojolearn.layers import NOTHING
+from mojolearn.options import MOST_POSITIONS, BlockOptions
+from mojolearn.pipeline import Pipeline
+from mojolearn.state import TransformerState
+from mojolearn.weights import admit_weights, infer_sizes
+
+NAME = "TransformerBlock"
+LARGEST_ANGLE = 2.0**30  # radians; beyond it the cosine of a float32 angle is not computed exactly
+
+
+class TransformerBlock:
+    """A Llama-shaped decoder block: attention and an MLP, each behind a norm and a residual.
+
+    ::
+
+        h = norm(x);   r = x + o_proj(attention(rope(q_proj(h)), rope(k_proj(h)), v_proj(h)))
+        h = norm(r);   y = r + down_proj(act(gate_proj(h)) * up_proj(h))
+
+    Every output bit is fixed by the numerics page: it does not depend on threads, batch, chunks or processor.
+
+    Parameters
+    ----------
+    weights : dict of str to array
+        Under Hugging Face names, matrices in torch layout (out, in); copied. See `BlockOptions.weight_shapes`.
+    n_heads : int
+        Query heads.
+    n_kv_heads : int, optional
+        Key-value heads, a divisor of ``n_heads`` (default: ``n_heads``).
+    head_dim : int, optional
+        Width of a head, even (default: d_model / n_heads).
+    window : int, default 0
+        0 = every position sees all before it; W > 0: position p sees p - W + 1 to p.
+    rope_theta, rope_scaling, rope_dim, max_positions
+        Rotary positions: base, scaling ("linear" or "llama3"), rotated columns of a head, ceiling on positions.
+    qkv_bias, o_bias, norm_bias, mlp_bias, qk_norm : bool, default False
+        Parts that a block may have.
+    norm : {"rmsnorm", "layernorm", "rmsnorm_offset"}
+        Kind of the norms; ``norm_eps`` is added under the root.
+    norm_eps : float, default 1e-6
+        Added to the mean square.
+    mlp : {"swiglu", "geglu", "geglu_tanh", "gelu", "gelu_tanh"}
+        The first three are gated.
+    attn_softcap, attn_scale : float, optional
+        Soft ceiling on the scores; factor of the scores (default: 1 / sqrt(head_dim)).
+    weight_format : {"float32", "bfloat16", "float16"}
+        How matrices are stored; the arithmetic is float32 always, and widening is exact.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For every option, pair of options or weight that does not fit, naming it, what was given and what is wanted.
+
+    See Also
+    --------
+    mojolearn.options.BlockOptions : The options, each with its rule; all are readable attributes of a block.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> shapes = BlockOptions(d_model=16, intermediate_size=32, n_heads=2).weight_shapes()
+    >>> weights = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    >>> block = TransformerBlock(weights, n_heads=2)
+    >>> state = block.allocate_state(batch_size=1, max_tokens=8)
+    >>> x = rng.standard_normal((1, 3, 16), np.float32)
+    >>> y = block.forward(x, state)
+    >>> y.shape, state.cached_tokens
+    ((1, 3, 16), 3)
+    >>> bool((y == block(x)).all())
+    True
+    """
+
+    def __init__(self, weights, *, n_heads, n_kv_heads=None, head_dim=None, window=0, rope_theta=10000.0,
+                 rope_scaling=None, rope_dim=None, max_positions=None, qkv_bias=False, o_bias=False, norm="rmsnorm",
+                 norm_eps=1e-6, norm_bias=False, mlp="swiglu", mlp_bias=False, qk_norm=False, attn_softcap=None,
+                 attn_scale=None, weight_format="float32"):  # fmt: skip
+        given = {name: value for name, value in locals().items() if name not in ("self", "weights")}
+        d_model, intermediate_size = infer_sizes(weights)
+        options = BlockOptions(d_model=d_model, intermediate_size=intermediate_size, **given)
+        w = admit_weights(weights, options)
+        set_once = partial(object.__setattr__, self)
+        set_once("options", options)
+        set_once("_pipeline", Pipeline(w, options))
+        set_once("_positions", min(MOST_POSITIONS, int(LARGEST_ANGLE / self._pipeline.highest_frequency)))
+
+    def __getattr__(self, name):
+        # Every option reads as an attribute of the block. Only called for names that are not found otherwise.
+        if name != "options" and name in BlockOptions.__dataclass_fields__:
+            value = getattr(self.options, name)
+            return dict(value) if isinstance(value, dict) else value
+        raise AttributeError(f"{NAME} has no attribute {name!r}")
+
+    def __setattr__(self, name, value):
+        raise AttributeError(f"{NAME}: {name} cannot be set; a block never changes, make a new one")
+
+    def __dir__(self):
+        return sorted({*super().__dir__(), *BlockOptions.__dataclass_fields__})
+
+    @property
+    def nbytes(self):
+        """Bytes of the packed weights."""
+        return self._pipeline.nbytes
+
+    def __repr__(self):
+        o = self.options
+        defaults = BlockOptions(d_model=o.d_model, intermediate_size=o.intermediate_size, n_heads=o.n_heads,
+                                head_dim=o.head_dim).as_dict()  # fmt: skip
+        special = "".join(
+            f", {k}={v!r}" for k, v in o.as_dict().items() if v != defaults[k] and k != "n_kv_heads"
+        )
+        return (
+            f"TransformerBlock(d_model={o.d_model}, n_heads={o.n_heads}, n_kv_heads={o.n_kv_heads}, "
+            f"head_dim={o.head_dim}, intermediate_size={o.intermediate_size}{special}, {self.nbytes / 2**20:.1f} MiB)"
+        )
+
+    def weights(self):
+        """The weights as they were given, in storage format.
+
+        Returns
+        -------
+        dict of str to ndarray
+            Copies; a block made of them and of ``options.as_dict()`` is this block again.
+        """
+        return self._pipeline.weights()
+
+    def __reduce__(self):
+        return _rebuild, (self.weights(), self.options.as_dict())
+
+    def allocate_state(self, batch_size, max_tokens):
+        """A new state of zeros for this block.
+
+        Parameters
+        ----------
+        batch_size : int
+            B, the number of sequences.
+        max_tokens : int
+            Room per sequence. Under a window the buffers hold ``window`` slots whatever ``max_tokens`` is.
+
+        Returns
+        -------
+        TransformerState
+            With two buffers of B * KV * capacity * HD float32 numbers.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For sizes that are no integers above 0.
+        MemoryError
+            If the buffers do not fit, naming the bytes.
+
+        Examples
+        --------
+        ``state = block.allocate_state(batch_size=2, max_tokens=256)``
+        """
+        method = f"{NAME}.allocate_state"
+        o = self.options
+        batch_size = admit_integer(batch_size, "batch_size", method, 1)
+        max_tokens = admit_integer(max_tokens, "max_tokens", method, 1)
+        size = batch_size * o.n_kv_heads * (o.window or max_tokens) * o.head_dim
+        try:
+            buffers = np.zeros(size, np.float32), np.zeros(size, np.float32)
+        except (MemoryError, ValueError, OverflowError):  # NumPy answers in either way, by the size
+            raise MemoryError(
+                f"{method}: batch_size={batch_size} and max_tokens={max_tokens} ask for two buffers of "
+                f"{4 * size} bytes each, which this machine does not have"
+            ) from None
+        return TransformerState(batch_size, o.n_kv_heads, o.head_dim, max_tokens, *buffers, 0, o.window)
+
+    def forward(self, x, state=None, *, lengths=None):
+        """Process L tokens of each sequence.
+
+        Parameters
+        ----------
+        x : float32 array of shape (B, L, d_model)
+            Inputs; any strides, never modified.
+        state : TransformerState, optional
+            Continues at position ``state.cached_tokens`` and is updated; None: positions start at 0 and nothing is
+            kept.
+        lengths : sequence of int, optional
+            Only without a state: row i has lengths[i] real tokens, and what stands after them is never read.
+
+        Returns
+        -------
+        ndarray of float32, shape (B, L, d_model)
+            C-contiguous; with ``lengths``, +0.0 after the real tokens.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For inputs that do not fit (shape, dtype, NaN or infinity, no room, ...), and when the arithmetic
+            overflows float32. The state is then unchanged, to the byte.
+
+        Examples
+        --------
+        ``y = block.forward(x, state)``; ``block(x)`` is ``block.forward(x)``.
+        """
+        method = f"{NAME}.forward"
+        x = admit_input(x, self.options.d_model, method)
+        if lengths is None:
+            return self._call(x, state, method)
+        if state is not None:
+            raise ValueError(f"{method}: lengths goes without a state; give state=None, or call row by row")
+        return self._ragged(x, admit_lengths(lengths, x.shape[0], x.shape[1], method), method)
+
+    __call__ = forward
+
+    def step(self, x, state):
+        """Process one token of each sequence: `forward` with L = 1.
+
+        Parameters
+        ----------
+        x : float32 array of shape (B, d_model) or (B, 1, d_model)
+            Inputs.
+        state : TransformerState
+            Continues at position ``state.cached_tokens`` and is updated.
+
+        Returns
+        -------
+        ndarray of float32, shape (B, 1, d_model)
+            C-contiguous.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `forward`.
+
+        Examples
+        --------
+        ``y = block.step(x[:, t], state)``
+        """
+        method = f"{NAME}.step"
+        x = admit_input(x, self.options.d_model, method, step=True)
+        if state is None:
+            raise TypeError(
+                f"{method}: state must be a TransformerState, not None; without a state use forward"
+            )
+        return self._call(x, state, method)
+
+    def _call(self, x, state, method):
+        """`forward` after its input was admitted: check, compute, and only then write the state."""
+        B, L, d_model = x.shape
+        cached = 0 if state is None else admit_state(state, self.options, B, L, method)
+        self._check_positions(cached + L, method)
+        tokens = x.reshape(-1)
+        check_finite(tokens, 1, tokens.size, tokens.size, f"{method}: x", x.shape)
+        starts = np.arange(0, (B + 1) * L, L)
+        positions = np.arange(cached, cached + L)
+        y, new_k, new_v = self._pipeline.run(
+            tokens, starts, L, positions if B == 1 else np.tile(positions, B), cached,
+            NOTHING if state is None else state._k, NOTHING if state is None else state._v,
+        )  # fmt: skip
+        check_overflow(y, new_k, new_v, method)
+        if state is not None:
+            n_blocks = B * self.options.n_kv_heads
+            commit(state._k, state._v, new_k, new_v, n_blocks, cached, L, self.options.head_dim,
+                   self.options.window, state._held)  # fmt: skip
+        return y.reshape(B, L, d_model)
+
+    def _check_positions(self, end, method):
+        check_positions(end, self.options.max_positions, self._positions, method)
+
+    def _ragged(self, x, lengths, method):
+        """Rows of different lengths, without a state: only the real tokens are computed, packed together."""
+        self._check_positions(int(lengths.max()), method)
+        real = np.arange(x.shape[1]) < lengths[:, None]
+        tokens = x[real]
+        at = first_nonfinite(tokens.reshape(-1))
+        if at >= 0:
+            token, column = divmod(at, x.shape[2])
+            b, t = np.argwhere(real)[token]
+            raise ValueError(
+                f"{method}: x[{b}, {t}, {column}] is {tokens[token, column]}, which is not finite"
+            )
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        positions = np.concatenate([np.arange(n) for n in lengths])
+        y, new_k, new_v = self._pipeline.run(
+            tokens.reshape(-1), starts, int(lengths.max()), positions, 0, NOTHING, NOTHING
+        )
+        check_overflow(y, new_k, new_v, method)
+        out = np.zeros(x.shape, np.float32)
+        out[real] = y.reshape(-1, x.shape[2])
+        return out
+
+
+def _rebuild(weights, options):
+    return TransformerBlock(weights, **options)

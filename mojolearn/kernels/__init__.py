@@ -1,0 +1,1 @@
+"""The kernels: Numba over flat arrays, in the order that the arithmetic contract writes down."""

@@ -1,0 +1,192 @@
+"""Weights made ready for the kernels: `Linear` packs a matrix once, `Norm` holds a gain.
+
+Both are callables on float32 rows and never change after construction.
+"""
+
+import numpy as np
+
+from mojolearn.kernels.linear import (
+    ACTIVATIONS,
+    NO_ACTIVATION,
+    PANEL,
+    linear_parallel,
+    linear_serial,
+    scratch_size,
+)
+from mojolearn.kernels.norm import norm_parallel, norm_serial
+from mojolearn.threads import run, workers
+
+NOTHING = np.empty(0, np.float32)  # stands for "no bias", "no residual", "no cache"
+CACHE_LINE = 64  # bytes; a register load that crosses two lines takes twice as long
+
+
+def aligned_empty(size, dtype=np.float32):
+    """A flat array that starts on a cache line."""
+    item = np.dtype(dtype).itemsize
+    raw = np.empty(size + CACHE_LINE // item, dtype)
+    skip = -raw.__array_interface__["data"][0] % CACHE_LINE // item
+    return raw[skip : skip + size]
+
+
+def _bits(array):
+    """float16 as the bits that Numba can take; the other storage formats as they are."""
+    return array.view(np.int16) if array.dtype == np.float16 else array
+
+
+class Linear:
+    """``x @ weight.T + bias`` in the order of the numerics page, section 2, or a gated pair of them.
+
+    Parameters
+    ----------
+    weight : ndarray of shape (out_features, in_features)
+        float32, uint16 (bfloat16 bits) or float16; copied.
+    bias : ndarray of float32, shape (out_features,), optional
+        Added to the finished sums.
+    gate, gate_bias : ndarray, optional
+        With a gate the result is ``activation(x @ gate.T + gate_bias) * (x @ weight.T + bias)``.
+    activation : {None, "silu", "gelu_erf", "gelu_tanh"}
+        Applied to the gate, or to the result where there is none.
+
+    Examples
+    --------
+    >>> layer = Linear(np.eye(3, dtype=np.float32), np.ones(3, np.float32))
+    >>> layer(np.array([[1, 2, 3]], np.float32))
+    array([[2., 3., 4.]], dtype=float32)
+    """
+
+    def __init__(self, weight, bias=None, *, gate=None, gate_bias=None, activation=None):
+        self.out_features, self.in_features = weight.shape
+        self.gated = gate is not None
+        self._step = 2 if self.gated else 1
+        self._activation = NO_ACTIVATION if activation is None else ACTIVATIONS[activation]
+        self._n_panels = -(-self.out_features // PANEL) * self._step
+        self._panels = aligned_empty(self._n_panels * self.in_features * PANEL, _bits(weight).dtype)
+        self._bias = NOTHING if bias is None else np.zeros(self._n_panels * PANEL, np.float32)
+        for place, (matrix, vector) in enumerate([(gate, gate_bias), (weight, bias)][-self._step :]):
+            self._pack(_bits(matrix), vector, place)
+
+    def _pack(self, matrix, bias, place):
+        """Lay a matrix out as [panel][in][PANEL], into every _step-th panel; the last one is padded with zeros."""
+        panels = self._panels.reshape(self._n_panels, self.in_features, PANEL)[place :: self._step]
+        for panel, rows in zip(panels, self._row_slices(), strict=True):
+            part = matrix[rows]
+            panel[:, : len(part)] = part.T
+            panel[:, len(part) :] = 0
+        if bias is not None:
+            padded = self._bias.reshape(-1, self._step, PANEL)[:, place]
+            for i, rows in enumerate(self._row_slices()):
+                padded[i, : len(bias[rows])] = bias[rows]
+
+    def _row_slices(self):
+        return [slice(first, first + PANEL) for first in range(0, self.out_features, PANEL)]
+
+    def matrix(self, *, gate=False):
+        """The weight (or the gate) as it was given, unpacked: (out_features, in_features) in storage format.
+
+        Returns
+        -------
+        ndarray
+            float32, uint16 or float16; a copy.
+        """
+        place = 0 if gate or not self.gated else 1
+        panels = self._panels.reshape(self._n_panels, self.in_features, PANEL)[place :: self._step]
+        rows = np.ascontiguousarray(panels.transpose(0, 2, 1)).reshape(-1, self.in_features)
+        rows = rows[: self.out_features].copy()
+        return rows.view(np.float16) if rows.dtype == np.int16 else rows
+
+    def vector(self, *, gate=False):
+        """The bias (or the bias of the gate) as it was given, or None."""
+        if self._bias is NOTHING:
+            return None
+        place = 0 if gate or not self.gated else 1
+        return self._bias.reshape(-1, self._step, PANEL)[:, place].reshape(-1)[: self.out_features].copy()
+
+    @property
+    def nbytes(self):
+        """Bytes of the packed weights and the bias."""
+        return self._panels.nbytes + self._bias.nbytes
+
+    def flat(self, x, n_rows, residual=NOTHING):
+        """The product of flat rows: x (n_rows * in_features,) to (n_rows * out_features,), plus ``residual``."""
+        n_workers = workers(n_rows * self._panels.size)
+        size = scratch_size(n_rows, self.in_features, self._step)
+        out = np.empty(n_rows * self.out_features, np.float32)
+        run(
+            linear_serial, linear_parallel, n_workers,
+            x, n_rows, self.in_features, self._panels, self._n_panels, self._step, self.out_features,
+            self._bias, self._activation, residual, out, aligned_empty(n_workers * size), size,
+        )  # fmt: skip
+        return out
+
+    def __call__(self, x):
+        """The product of rows.
+
+        Parameters
+        ----------
+        x : ndarray of float32, C-contiguous, shape (n_rows, in_features)
+            Rows.
+
+        Returns
+        -------
+        ndarray of float32, shape (n_rows, out_features)
+            One result for each row.
+        """
+        n_rows = x.shape[0]
+        if x.shape != (n_rows, self.in_features):
+            raise ValueError(f"Linear: x has shape {x.shape}; wanted is (n_rows, {self.in_features})")
+        return self.flat(x.reshape(-1), n_rows).reshape(n_rows, self.out_features)
+
+
+class Norm:
+    """RMSNorm or LayerNorm of rows (numerics page, section 3).
+
+    Parameters
+    ----------
+    kind : {"rmsnorm", "layernorm", "rmsnorm_offset"}
+        The last scales by 1 + weight.
+    weight : ndarray of float32, shape (d,)
+        Gain.
+    bias : ndarray of float32, shape (d,), optional
+        With "layernorm" only.
+    eps : float
+        Added to the mean square, or to the variance.
+
+    Examples
+    --------
+    >>> Norm("rmsnorm", np.ones(2, np.float32))(np.array([[3, 4]], np.float32))
+    array([[0.8485281, 1.1313708]], dtype=float32)
+    """
+
+    def __init__(self, kind, weight, bias=None, eps=1e-6):
+        self.kind, self.weight, self.bias = kind, weight, bias
+        self.eps = np.float32(eps)
+        self.layer = kind == "layernorm"
+        # np.ascontiguousarray: kernels take one type of array; the sum 1 + weight is rounded once.
+        self.gain = np.ascontiguousarray(np.float32(1) + weight if kind == "rmsnorm_offset" else weight)
+        self._bias = NOTHING if bias is None else np.ascontiguousarray(bias)
+
+    def flat(self, x, n_rows):
+        """The norm of flat rows: x (n_rows * d,) to (n_rows * d,)."""
+        out = np.empty_like(x)
+        run(
+            norm_serial, norm_parallel, workers(x.size),
+            x, n_rows, self.gain.size, self.layer, self.gain, self._bias, self.eps, out,
+        )  # fmt: skip
+        return out
+
+    def __call__(self, x):
+        """The norm of rows.
+
+        Parameters
+        ----------
+        x : ndarray of float32, C-contiguous, shape (n_rows, d)
+            Rows.
+
+        Returns
+        -------
+        ndarray of float32, shape (n_rows, d)
+            One result for each row.
+        """
+        if x.shape != (x.shape[0], self.gain.size):
+            raise ValueError(f"Norm: x has shape {x.shape}; wanted is (n_rows, {self.gain.size})")
+        return self.flat(x.reshape(-1), x.shape[0]).reshape(x.shape)

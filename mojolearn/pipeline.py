@@ -1,0 +1,148 @@
+"""The arithmetic of one block: its weights made ready, and the seven steps from input to output.
+
+It reads a cache and gives new arrays; checking what comes in and writing a state is the block's business.
+"""
+
+import numpy as np
+
+from mojolearn.kernels import attention, rotary
+from mojolearn.layers import NOTHING, Linear, Norm, aligned_empty
+from mojolearn.rope import inverse_frequencies
+from mojolearn.threads import run, workers
+
+PADDING = 16  # frequencies are padded to a whole number of registers, whatever their width
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+
+
+class Pipeline:
+    """The layers of a block, and how they follow each other.
+
+    Parameters
+    ----------
+    w : dict of str to ndarray
+        Admitted weights (`mojolearn.weights.admit_weights`).
+    options : BlockOptions
+        The options they were admitted for.
+    """
+
+    def __init__(self, w, options):
+        def bias(*names):
+            parts = [w[f"{name}.bias"] for name in names if f"{name}.bias" in w]
+            return np.concatenate(parts) if parts else None
+
+        def norm(name, kind=options.norm):
+            return Norm(kind, w[f"{name}.weight"], bias(name), options.norm_eps)
+
+        self.options = options
+        self.input_norm = norm("input_layernorm")
+        self.post_norm = norm("post_attention_layernorm")
+        self.qkv = Linear(np.concatenate([w[f"{name}.weight"] for name in PROJECTIONS]), bias(*PROJECTIONS))
+        self.out = Linear(w["o_proj.weight"], bias("o_proj"))
+        gate = {"gate": w["gate_proj.weight"], "gate_bias": bias("gate_proj")} if options.gated else {}
+        self.up = Linear(w["up_proj.weight"], bias("up_proj"), activation=options.activation, **gate)
+        self.down = Linear(w["down_proj.weight"], bias("down_proj"))
+        self.q_norm = self.k_norm = None
+        if options.qk_norm:
+            kind = "rmsnorm_offset" if options.norm == "rmsnorm_offset" else "rmsnorm"
+            self.q_norm, self.k_norm = norm("q_norm", kind), norm("k_norm", kind)
+        frequencies = inverse_frequencies(options)
+        self.highest_frequency = float(frequencies.max())
+        self.frequencies = np.zeros(-(-frequencies.size // PADDING) * PADDING, np.float32)
+        self.frequencies[: frequencies.size] = frequencies
+
+    @property
+    def nbytes(self):
+        """Bytes of the packed weights."""
+        return sum(layer.nbytes for layer in (self.qkv, self.out, self.up, self.down))
+
+    def run(self, tokens, starts, longest, positions, cached, k_cache, v_cache):
+        """The block over packed tokens: norm, projections, attention, residual, norm, MLP, residual.
+
+        Parameters
+        ----------
+        tokens : ndarray of float32, shape (n * d_model,)
+            Row b of the batch lies from token starts[b] to token starts[b + 1].
+        starts : ndarray of int64, shape (B + 1,)
+            Where the rows of the batch start.
+        longest : int
+            Tokens of the longest row.
+        positions : ndarray of int64, shape (n,)
+            Absolute positions of the tokens.
+        cached : int
+            Tokens that the cache holds.
+        k_cache, v_cache : ndarray of float32
+            The buffers of a state, only read; empty without one.
+
+        Returns
+        -------
+        y : ndarray of float32, shape (n * d_model,)
+            Outputs.
+        new_k, new_v : ndarray of float32, shape (n * KV * HD,)
+            What a cache would hold of these tokens: for each row (KV, length, HD).
+        """
+        n = positions.size
+        qkv = self.qkv.flat(self.input_norm.flat(tokens, n), n)
+        new_k, new_v = self._arrange(qkv, starts, positions)
+        context = self._attend(qkv, starts, longest, cached, k_cache, v_cache, new_k, new_v)
+        residual = self.out.flat(context, n, tokens)
+        hidden = self.up.flat(self.post_norm.flat(residual, n), n)
+        return self.down.flat(hidden, n, residual), new_k, new_v
+
+    def _arrange(self, qkv, starts, positions):
+        """Norm and turn queries (in place) and keys; returns new keys and values, laid out as in a cache."""
+        o = self.options
+        new_k = np.empty(positions.size * o.kv_width, np.float32)
+        new_v = np.empty(positions.size * o.kv_width, np.float32)
+        q_gain, k_gain = (self.q_norm.gain, self.k_norm.gain) if o.qk_norm else (NOTHING, NOTHING)
+        n_workers = workers(qkv.size)
+        table = aligned_empty(n_workers * 2 * self.frequencies.size)
+        run(
+            rotary.arrange_serial, rotary.arrange_parallel, n_workers,
+            qkv, starts, positions, starts.size - 1, o.n_heads, o.n_kv_heads, o.head_dim, q_gain, k_gain,
+            self.input_norm.eps, self.frequencies, o.rope_dim // 2, new_k, new_v, table,
+        )  # fmt: skip
+        return new_k, new_v
+
+    def _attend(self, qkv, starts, longest, cached, k_cache, v_cache, new_k, new_v):
+        """Attention of the turned queries; returns the contexts, (n, n_heads * HD) flat."""
+        o = self.options
+        n = int(starts[-1])
+        seen = min(cached + longest, o.window or cached + longest)
+        n_workers = workers(2 * n * o.q_width * seen)
+        size = attention.scratch_size(longest, o.group, o.head_dim, cached, o.window)
+        context = np.empty(n * o.q_width, np.float32)
+        run(
+            attention.attention_serial, attention.attention_parallel, n_workers,
+            qkv, starts, longest, starts.size - 1, o.n_heads, o.n_kv_heads, o.head_dim, k_cache, v_cache, cached,
+            o.window, o.scale, np.float32(o.attn_softcap or 0), new_k, new_v, context,
+            aligned_empty(n_workers * size), size,
+        )  # fmt: skip
+        return context
+
+    def weights(self):
+        """The weights as they were admitted, copied out of the packed layers: dict of str to ndarray."""
+        o = self.options
+        parts = [o.q_width, o.q_width + o.kv_width]
+        given = {
+            "input_layernorm.weight": self.input_norm.weight,
+            "input_layernorm.bias": self.input_norm.bias,
+            "post_attention_layernorm.weight": self.post_norm.weight,
+            "post_attention_layernorm.bias": self.post_norm.bias,
+            "o_proj.weight": self.out.matrix(),
+            "o_proj.bias": self.out.vector(),
+            "up_proj.weight": self.up.matrix(),
+            "up_proj.bias": self.up.vector(),
+            "down_proj.weight": self.down.matrix(),
+            "down_proj.bias": self.down.vector(),
+        }
+        for name, matrix in zip(PROJECTIONS, np.split(self.qkv.matrix(), parts), strict=True):
+            given[f"{name}.weight"] = matrix
+        if o.qkv_bias:
+            for name, vector in zip(PROJECTIONS, np.split(self.qkv.vector(), parts), strict=True):
+                given[f"{name}.bias"] = vector
+        if o.gated:
+            given["gate_proj.weight"] = self.up.matrix(gate=True)
+            given["gate_proj.bias"] = self.up.vector(gate=True)
+        if o.qk_norm:
+            given["q_norm.weight"], given["k_norm.weight"] = self.q_norm.weight, self.k_norm.weight
+        return {name: np.array(given[name]) for name in o.weight_shapes()}

@@ -1,0 +1,203 @@
+"""One transformer block in plain NumPy, to read, to teach and to test against.
+
+The formulas are those of the docs numerics, sections 1 to 6, written as on a blackboard: no fixed order of
+operations, no cache layout, no speed. With ``dtype=np.float64`` the result is far closer to the exact one
+than any float32 block can be; the fast blocks agree with it to about 2e-6 of the largest output, and less
+closely at positions of many thousands, where a float32 angle is itself no longer exact.
+
+Shapes: B rows, L new tokens, S tokens seen before, H query heads, KV key-value heads, HD = head_dim.
+"""
+
+import math
+
+import numpy as np
+
+from mojolearn.options import BlockOptions
+from mojolearn.weights import admit_weights, infer_sizes, widen
+
+
+@np.errstate(over="ignore")  # exp(-x) of a very negative x is infinite, and x / infinity the right 0
+def reference_block(x, weights, options, *, past=None, position=None, lengths=None, dtype=np.float64):
+    """Run one block over L new tokens of each row.
+
+    Parameters
+    ----------
+    x : ndarray of shape (B, L, d_model)
+        The new tokens.
+    weights : dict of str to ndarray
+        As for ``TransformerBlock``.
+    options : BlockOptions or dict
+        The keyword arguments of ``TransformerBlock``.
+    past : tuple of two ndarrays of shape (B, KV, S, HD), optional
+        Keys and values of the S tokens before these, as returned by the call before.
+    position : int, optional
+        Absolute position of the first new token. The default is S: `past` reaches back to position 0.
+    lengths : sequence of int, optional
+        For a batch of unequal rows without a past: the number of real tokens in each; the rest is padding.
+    dtype : dtype, default float64
+        Precision of the computation.
+
+    Returns
+    -------
+    y : ndarray of shape (B, L, d_model)
+        The output; 0 in the padding.
+    keys, values : ndarray of shape (B, KV, S + L, HD)
+        Those of `past` and of the new tokens: the `past` of the next call.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If weights or options are refused (see `mojolearn.weights.admit_weights`).
+
+    Examples
+    --------
+    Two calls give the same as one:
+
+    >>> options = BlockOptions(d_model=8, intermediate_size=16, n_heads=2)
+    >>> weights = {
+    ...     name: np.sin(np.arange(np.prod(shape), dtype=np.float32)).reshape(shape)
+    ...     for name, shape in options.weight_shapes().items()
+    ... }
+    >>> x = np.cos(np.arange(40)).reshape(1, 5, 8)
+    >>> y, keys, values = reference_block(x, weights, options)
+    >>> first, *past = reference_block(x[:, :3], weights, options)
+    >>> rest, *past = reference_block(x[:, 3:], weights, options, past=past)
+    >>> np.allclose(y, np.concatenate([first, rest], axis=1))
+    True
+    """
+    o = options
+    if not isinstance(o, BlockOptions):
+        d_model, intermediate_size = infer_sizes(weights)
+        o = BlockOptions(d_model=d_model, intermediate_size=intermediate_size, **options)
+    w = {name: widen(array).astype(dtype) for name, array in admit_weights(weights, o).items()}
+
+    x = np.asarray(x).astype(dtype)
+    B, L, _ = x.shape
+    real = np.arange(L) < (np.full((B, 1), L) if lengths is None else np.reshape(lengths, (B, 1)))
+    x = np.where(real[:, :, None], x, 0)  # padding may hold anything, even NaN
+
+    # Attention.
+    h = norm(x, w, "input_layernorm", o)
+    q = split_heads(linear(h, w, "q_proj"), o.n_heads)
+    k = split_heads(linear(h, w, "k_proj"), o.n_kv_heads)
+    v = split_heads(linear(h, w, "v_proj"), o.n_kv_heads)
+    if o.qk_norm:
+        q = rms_norm(q, gain(w["q_norm.weight"], o), o.norm_eps)
+        k = rms_norm(k, gain(w["k_norm.weight"], o), o.norm_eps)
+    if position is None:
+        position = 0 if past is None else past[0].shape[2]
+    positions = position + np.arange(L)
+    q, k = rotate(q, positions, o), rotate(k, positions, o)
+    if past is not None:
+        k = np.concatenate([past[0], k], axis=2).astype(dtype)
+        v = np.concatenate([past[1], v], axis=2).astype(dtype)
+    x = x + linear(merge_heads(attend(q, k, v, positions, o)), w, "o_proj")
+
+    # MLP.
+    h = norm(x, w, "post_attention_layernorm", o)
+    up = linear(h, w, "up_proj")
+    activation = ACTIVATIONS[o.activation]
+    inner = activation(linear(h, w, "gate_proj")) * up if o.gated else activation(up)
+    y = x + linear(inner, w, "down_proj")
+    return np.where(real[:, :, None], y, 0), k, v
+
+
+def linear(x, w, name):
+    """Multiply by the matrix ``name``, (out, in), and add the bias if there is one."""
+    y = x @ w[f"{name}.weight"].T
+    return y + w[f"{name}.bias"] if f"{name}.bias" in w else y
+
+
+def norm(x, w, name, o):
+    """Apply the norm that the options name; LayerNorm is RMSNorm of the centred values."""
+    if o.norm == "layernorm":
+        x = x - x.mean(axis=-1, keepdims=True)
+    y = rms_norm(x, gain(w[f"{name}.weight"], o), o.norm_eps)
+    return y + w[f"{name}.bias"] if o.norm_bias else y
+
+
+def gain(weight, o):
+    """Return the factor of a norm: the weight, or 1 + weight in the offset form."""
+    return 1 + weight if o.norm == "rmsnorm_offset" else weight
+
+
+def rms_norm(x, gain, eps):
+    """Divide each vector by its root mean square, then scale each column."""
+    mean_square = (x * x).mean(axis=-1, keepdims=True)
+    return gain * x / np.sqrt(mean_square + eps)
+
+
+def split_heads(x, n_heads):
+    """(B, L, heads * HD) -> (B, heads, L, HD)."""
+    B, L, width = x.shape
+    return x.reshape(B, L, n_heads, width // n_heads).swapaxes(1, 2)
+
+
+def merge_heads(x):
+    """(B, heads, L, HD) -> (B, L, heads * HD)."""
+    B, n_heads, L, head_dim = x.shape
+    return x.swapaxes(1, 2).reshape(B, L, n_heads * head_dim)
+
+
+def frequencies(o):
+    """Angle per position of each pair of columns, shape (rope_dim / 2,), after scaling."""
+    f = o.rope_theta ** (-np.arange(0, o.rope_dim, 2) / o.rope_dim)
+    if o.rope_scaling is None:
+        return f
+    scaling = o.rope_scaling
+    if scaling["type"] == "linear":
+        return f / scaling["factor"]
+    # llama3: fast pairs stay, slow pairs are slowed down, those between change over smoothly.
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    turns = scaling["original_max_position_embeddings"] * f / (2 * np.pi)  # within the original context
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    return (1 - smooth) * f / scaling["factor"] + smooth * f
+
+
+def rotate(u, positions, o):
+    """Rotate columns i and i + rope_dim / 2 of every head by the angle position * frequency i."""
+    angle = positions[:, None] * frequencies(o)
+    cos, sin = np.cos(angle).astype(u.dtype), np.sin(angle).astype(u.dtype)
+    half = o.rope_dim // 2
+    a, b, rest = u[..., :half], u[..., half : o.rope_dim], u[..., o.rope_dim :]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
+
+
+def attend(q, k, v, positions, o):
+    """Mix the values that each query sees, weighted by the softmax of its scores: (B, H, L, HD).
+
+    The last key stands at the last of `positions`, those before it at the positions before.
+    """
+    k, v = np.repeat(k, o.group, axis=1), np.repeat(v, o.group, axis=1)  # one per query head
+    scores = (q @ k.swapaxes(2, 3)) * (o.head_dim**-0.5 if o.attn_scale is None else o.attn_scale)
+    if o.attn_softcap is not None:
+        scores = o.attn_softcap * np.tanh(scores / o.attn_softcap)
+
+    query = positions[:, None]
+    key = positions[-1] + 1 - k.shape[2] + np.arange(k.shape[2])
+    seen = key <= query
+    if o.window:
+        seen &= key > query - o.window
+    scores = np.where(seen, scores, -np.inf)
+
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return (weights / weights.sum(axis=-1, keepdims=True)) @ v
+
+
+def silu(x):
+    """x times its logistic function."""
+    return x / (1 + np.exp(-x))
+
+
+def gelu_erf(x):
+    """x times the normal distribution function, exactly."""
+    erf = np.vectorize(math.erf, otypes=[x.dtype])
+    return x / 2 * (1 + erf(x / math.sqrt(2)))
+
+
+def gelu_tanh(x):
+    """x times the normal distribution function, approximately."""
+    return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+ACTIVATIONS = {"silu": silu, "gelu_erf": gelu_erf, "gelu_tanh": gelu_tanh}

@@ -1,0 +1,228 @@
+"""`TransformerState`: everything that changes while a sequence is processed, as plain data.
+
+    k_cache, v_cache    flat float32 buffers of B * KV * capacity * HD numbers
+    cached_tokens       S, how many tokens they hold
+
+Without a window the first B * KV * S * HD numbers are the [B, KV, S, HD] cache, packed at the used length, and the
+rest is spare. Under a window W each (row, kv head) has a ring of W slots and position p lies in slot p % W.
+"""
+
+import numpy as np
+
+from mojolearn.buffers import admit_cache, admit_integer, check_disjoint
+
+METHOD = "TransformerState"
+
+
+class TransformerState:
+    """The key-value cache of one block for a batch of sequences.
+
+    Parameters
+    ----------
+    batch_size : int
+        B, the number of sequences.
+    n_kv_heads, head_dim : int
+        KV and HD of the block.
+    max_tokens : int
+        Room: positions 0 to max_tokens - 1 can be cached.
+    k_cache, v_cache : writable float32 buffers of B * KV * capacity * HD values
+        ndarray, memory map, ``array.array('f')``, memoryview, ...; their memory is read and updated, so whoever
+        holds them sees the new contents. ``capacity`` is ``window`` if that is above 0, otherwise ``max_tokens``.
+    cached_tokens : int, default 0
+        S, tokens held in [0, max_tokens]; the next call continues at this position.
+    window : int, default 0
+        W of the block, 0 without a window.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a size that is no integer or too small, and for buffers that cannot serve, with what is wanted.
+
+    Notes
+    -----
+    ``cached_tokens`` may be set by hand, for example after copying saved contents into the buffers; the next call
+    and `keys` refuse a value out of range. Since the cache is packed at the used length, setting another value on
+    a filled state does not cut it: the same numbers are then read as another shape.
+
+    States compare equal when their sizes, ``cached_tokens`` and every byte of both buffers are equal.
+    ``copy.copy``, ``copy.deepcopy`` and ``pickle`` give independent equal states with buffers of their own.
+
+    Examples
+    --------
+    >>> buffers = np.zeros((2, 1 * 2 * 16 * 8), np.float32)
+    >>> state = TransformerState(1, 2, 8, 16, buffers[0], buffers[1])
+    >>> state
+    TransformerState(batch_size=1, cached_tokens=0/16, n_kv_heads=2, head_dim=8, window=0, 2.0 KiB)
+    >>> state.keys().shape
+    (1, 2, 0, 8)
+    """
+
+    __hash__ = None
+
+    def __init__(
+        self, batch_size, n_kv_heads, head_dim, max_tokens, k_cache, v_cache, cached_tokens=0, window=0
+    ):
+        self._batch_size = admit_integer(batch_size, "batch_size", METHOD, 1)
+        self._n_kv_heads = admit_integer(n_kv_heads, "n_kv_heads", METHOD, 1)
+        self._head_dim = admit_integer(head_dim, "head_dim", METHOD, 1)
+        self._max_tokens = admit_integer(max_tokens, "max_tokens", METHOD, 1)
+        self._window = admit_integer(window, "window", METHOD, 0)
+        size = self._batch_size * self._n_kv_heads * self.capacity * self._head_dim
+        self._k_buffer, self._v_buffer = k_cache, v_cache
+        self._k = admit_cache(k_cache, size, "k_cache", METHOD)
+        self._v = admit_cache(v_cache, size, "v_cache", METHOD)
+        check_disjoint(self._k, self._v, METHOD)
+        self._held = np.zeros(1, np.int64)  # a cell, so that a kernel can update it together with the buffers
+        self._refused = None
+        self.cached_tokens = cached_tokens
+        self.checked_length(METHOD)
+
+    @property
+    def batch_size(self):
+        """B, the number of sequences."""
+        return self._batch_size
+
+    @property
+    def n_kv_heads(self):
+        """KV, the number of key-value heads."""
+        return self._n_kv_heads
+
+    @property
+    def head_dim(self):
+        """HD, numbers in one key or value."""
+        return self._head_dim
+
+    @property
+    def max_tokens(self):
+        """Room for tokens, as given."""
+        return self._max_tokens
+
+    @property
+    def window(self):
+        """W, or 0 without a window."""
+        return self._window
+
+    @property
+    def capacity(self):
+        """Slots of each (row, kv head): ``window`` under a window, otherwise ``max_tokens``."""
+        return self._window or self._max_tokens
+
+    @property
+    def k_cache(self):
+        """The buffer of the keys: the object that was given."""
+        return self._k_buffer
+
+    @property
+    def v_cache(self):
+        """The buffer of the values: the object that was given."""
+        return self._v_buffer
+
+    @property
+    def nbytes(self):
+        """Bytes of both buffers."""
+        return self._k.nbytes + self._v.nbytes
+
+    @property
+    def cached_tokens(self):
+        """S, tokens held; also the position of the next token. May be set by hand within [0, max_tokens]."""
+        return int(self._held[0]) if self._refused is None else self._refused[0]
+
+    @cached_tokens.setter
+    def cached_tokens(self, value):
+        try:
+            self._held[0] = admit_integer(value, "cached_tokens", METHOD)
+            self._refused = None
+        except (TypeError, ValueError):
+            self._refused = (value,)  # the next call says what is wrong with it
+
+    def checked_length(self, method):
+        """``cached_tokens``, or the exception that a call by the public name ``method`` raises for it."""
+        return admit_integer(self.cached_tokens, "cached_tokens of the state", method, 0, self._max_tokens)
+
+    @property
+    def used_slots(self):
+        """Slots of each (row, kv head) that hold a token."""
+        return min(self.checked_length(f"{METHOD}.used_slots"), self.capacity)
+
+    def _held_tokens(self, flat, name):
+        """The held [B, KV, S, HD] of a buffer: a view, or under a window a copy in ascending position order."""
+        length = self.checked_length(f"{METHOD}.{name}")
+        shape = (self._batch_size, self._n_kv_heads, -1, self._head_dim)
+        if not self._window:
+            used = self._batch_size * self._n_kv_heads * length * self._head_dim
+            return flat[:used].reshape(*shape[:2], length, self._head_dim)
+        positions = np.arange(max(0, length - self._window), length)
+        return flat.reshape(shape)[:, :, positions % self._window]
+
+    def keys(self):
+        """The keys held.
+
+        Returns
+        -------
+        ndarray of float32, shape (B, KV, S, HD)
+            Without a window a view into ``k_cache``, valid until the next call updates the state; under a window a
+            copy of the min(S, W) most recent positions, ascending.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If ``cached_tokens`` was set to something else than an integer in [0, max_tokens].
+
+        Examples
+        --------
+        >>> TransformerState(1, 1, 2, 4, np.arange(8, dtype="f4"), np.zeros(8, "f4"), cached_tokens=2).keys()
+        array([[[[0., 1.],
+                 [2., 3.]]]], dtype=float32)
+        """
+        return self._held_tokens(self._k, "keys")
+
+    def values(self):
+        """The values held, as `keys` gives the keys.
+
+        Returns
+        -------
+        ndarray of float32, shape (B, KV, S, HD)
+            View or copy as for `keys`.
+        """
+        return self._held_tokens(self._v, "values")
+
+    def copy(self):
+        """An independent equal state with buffers of its own.
+
+        Returns
+        -------
+        TransformerState
+            Its buffers are ndarrays, whatever those of the original are.
+        """
+        return TransformerState(*self._arguments())
+
+    def _arguments(self):
+        """What rebuilds this state: the arguments of the class, with copies of the buffers."""
+        length = self.checked_length(f"{METHOD}.copy")
+        return (self._batch_size, self._n_kv_heads, self._head_dim, self._max_tokens,
+                self._k.copy(), self._v.copy(), length, self._window)  # fmt: skip
+
+    def __copy__(self):
+        return self.copy()
+
+    def __deepcopy__(self, memo):
+        return self.copy()
+
+    def __reduce__(self):
+        return TransformerState, self._arguments()
+
+    def __eq__(self, other):
+        if not isinstance(other, TransformerState):
+            return NotImplemented
+        names = ("batch_size", "n_kv_heads", "head_dim", "max_tokens", "window", "cached_tokens")
+        return all(getattr(self, name) == getattr(other, name) for name in names) and all(
+            np.array_equal(mine.view(np.uint32), theirs.view(np.uint32))
+            for mine, theirs in ((self._k, other._k), (self._v, other._v))
+        )
+
+    def __repr__(self):
+        return (
+            f"TransformerState(batch_size={self._batch_size}, cached_tokens={self.cached_tokens}/{self._max_tokens}, "
+            f"n_kv_heads={self._n_kv_heads}, head_dim={self._head_dim}, window={self._window}, "
+            f"{self.nbytes / 1024:.1f} KiB)"
+        )

@@ -1,0 +1,38 @@
+"""Fixtures and settings of the whole suite. Plain helpers are in support.py, which needs no pytest."""
+
+import os
+
+import numpy as np
+import pytest
+import support
+from hypothesis import HealthCheck, settings
+
+# The first example of a test may compile kernels, so no deadline. In CI the same examples every time.
+settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, print_blob=True)
+settings.register_profile("soak", settings.get_profile("dev"), max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
+
+
+@pytest.fixture
+def rng():
+    """A generator that starts the same in every test."""
+    return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="session")
+def bits():
+    """``bits(a)``: the bit patterns of a float32 array."""
+    return support.bits
+
+
+@pytest.fixture(scope="session")
+def make_weights():
+    """``make_weights(d_model, intermediate, seed, **options)``: random weights for any options."""
+    return support.make_weights
+
+
+@pytest.fixture(scope="session")
+def make_block():
+    """``make_block(d_model, intermediate, seed, **options)``: a block with random weights."""
+    return support.make_block

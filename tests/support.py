@@ -1,0 +1,125 @@
+"""What tests share: equal bits, random numbers that are the same on every machine, random blocks."""
+
+import numpy as np
+
+GATED = ("swiglu", "geglu", "geglu_tanh")
+
+
+def bits(a):
+    """The bit patterns of a float32 array: equal bits tell -0 from +0, and NaN equals itself."""
+    a = np.ascontiguousarray(a)
+    assert a.dtype == np.float32, f"bits() compares float32 arrays, not {a.dtype}"
+    return a.view(np.uint32)
+
+
+def uniform(rng, shape, scale=1.0):
+    """float32 numbers in [-scale, scale). Integer steps only: normal draws go through the system's math library."""
+    return (rng.random(shape, np.float32) - np.float32(0.5)) * np.float32(2 * scale)
+
+
+def weight_shapes(d_model, intermediate, options):
+    """Name and shape of every weight that a block with these options wants (docs/numerics.md, section 1)."""
+    n_heads = options["n_heads"]
+    head_dim = options.get("head_dim") or d_model // n_heads
+    q_width, k_width = n_heads * head_dim, (options.get("n_kv_heads") or n_heads) * head_dim
+    gated = options.get("mlp", "swiglu") in GATED
+
+    shapes = {
+        "input_layernorm.weight": (d_model,),
+        "q_proj.weight": (q_width, d_model),
+        "k_proj.weight": (k_width, d_model),
+        "v_proj.weight": (k_width, d_model),
+        "o_proj.weight": (d_model, q_width),
+        "post_attention_layernorm.weight": (d_model,),
+        "up_proj.weight": (intermediate, d_model),
+        "down_proj.weight": (d_model, intermediate),
+    }
+    if gated:
+        shapes["gate_proj.weight"] = (intermediate, d_model)
+    if options.get("qkv_bias"):
+        shapes |= {"q_proj.bias": (q_width,), "k_proj.bias": (k_width,), "v_proj.bias": (k_width,)}
+    if options.get("o_bias"):
+        shapes["o_proj.bias"] = (d_model,)
+    if options.get("mlp_bias"):
+        shapes |= {"up_proj.bias": (intermediate,), "down_proj.bias": (d_model,)}
+        if gated:
+            shapes["gate_proj.bias"] = (intermediate,)
+    if options.get("norm_bias"):
+        shapes |= {"input_layernorm.bias": (d_model,), "post_attention_layernorm.bias": (d_model,)}
+    if options.get("qk_norm"):
+        shapes |= {"q_norm.weight": (head_dim,), "k_norm.weight": (head_dim,)}
+    return shapes
+
+
+def representable(weights, weight_format):
+    """The matrix rounded to what `weight_format` holds exactly, as float32."""
+    if weight_format == "bfloat16":
+        return (bits(weights) & np.uint32(0xFFFF0000)).view(np.float32)
+    if weight_format == "float16":
+        return weights.astype(np.float16).astype(np.float32)
+    return weights
+
+
+def make_weights(d_model=32, intermediate=48, seed=0, weight_format="float32", **options):
+    """Random float32 weights that `weight_format` can hold, of ordinary size: outputs are of the order of one."""
+    rng = np.random.default_rng([seed, d_model, intermediate])
+    weights = {}
+    for name, shape in weight_shapes(d_model, intermediate, options).items():
+        if name.endswith("norm.weight"):
+            centre = 0.0 if options.get("norm") == "rmsnorm_offset" else 1.0
+            weights[name] = np.float32(centre) + uniform(rng, shape, 0.25)
+        elif name.endswith(".bias"):
+            weights[name] = uniform(rng, shape, 0.25)
+        else:
+            matrix = uniform(rng, shape, (3 / shape[1]) ** 0.5)  # variance 1 / fan-in
+            weights[name] = representable(matrix, weight_format)
+    return weights
+
+
+def make_block(d_model=32, intermediate=48, seed=0, n_heads=4, **options):
+    """A block with random weights; every other keyword is an option of `TransformerBlock`."""
+    from mojolearn import TransformerBlock
+
+    weights = make_weights(d_model, intermediate, seed, n_heads=n_heads, **options)
+    return TransformerBlock(weights, n_heads=n_heads, **options)
+
+
+def choose(rng, *choices):
+    return choices[int(rng.integers(len(choices)))]
+
+
+def random_options(rng):
+    """Keyword arguments of `make_block`: every option of a block, in a random valid mixture of small sizes."""
+    n_kv_heads = choose(rng, 1, 2, 3)
+    head_dim = choose(rng, 2, 4, 8, 10, 16, 24)
+    norm = choose(rng, "rmsnorm", "layernorm", "rmsnorm_offset")
+    scaling = choose(
+        rng,
+        None,
+        {"type": "linear", "factor": 1.7},
+        {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+         "original_max_position_embeddings": 16},
+    )  # fmt: skip
+    return {
+        "d_model": choose(rng, 8, 17, 32, 130),
+        "intermediate": choose(rng, 8, 31, 48, 300),
+        "seed": int(rng.integers(2**31)),
+        "n_heads": n_kv_heads * choose(rng, 1, 2, 3),
+        "n_kv_heads": n_kv_heads,
+        "head_dim": head_dim,
+        "window": choose(rng, 0, 0, 1, 3, 5, 40),
+        "rope_theta": choose(rng, 10000.0, 500000.0, 100.0),
+        "rope_scaling": scaling,
+        "rope_dim": choose(rng, None, 2, head_dim),
+        "qkv_bias": choose(rng, False, True),
+        "o_bias": choose(rng, False, True),
+        "norm": norm,
+        "norm_eps": choose(rng, 1e-6, 1e-5),
+        "norm_bias": norm == "layernorm" and choose(rng, False, True),
+        "mlp": choose(rng, "swiglu", "geglu", "geglu_tanh", "gelu", "gelu_tanh"),
+        "mlp_bias": choose(rng, False, True),
+        "qk_norm": choose(rng, False, True),
+        "attn_softcap": choose(rng, None, None, 0.9, 30.0),
+        "attn_scale": choose(rng, None, None, 0.3),
+        "weight_format": choose(rng, "float32", "float32", "bfloat16", "float16"),
+    }

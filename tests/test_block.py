@@ -1,0 +1,130 @@
+"""TransformerBlock: right numbers on every option, readable attributes, pickling."""
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import bits, make_block, make_weights, random_options, uniform
+
+from mojolearn import TransformerBlock
+from mojolearn.options import BlockOptions
+from mojolearn.reference import reference_block
+
+LLAMA3 = {"type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 32}  # fmt: skip
+
+EACH_OPTION = [
+    {}, {"n_kv_heads": 1}, {"n_kv_heads": 2}, {"head_dim": 24}, {"head_dim": 132}, {"window": 3},
+    {"rope_theta": 500000.0}, {"rope_scaling": {"type": "linear", "factor": 4.0}}, {"rope_scaling": LLAMA3},
+    {"rope_dim": 2}, {"qkv_bias": True}, {"o_bias": True}, {"norm": "layernorm"},
+    {"norm": "layernorm", "norm_bias": True}, {"norm": "rmsnorm_offset"}, {"norm_eps": 1e-2}, {"mlp": "geglu"},
+    {"mlp": "geglu_tanh"}, {"mlp": "gelu"}, {"mlp": "gelu_tanh"}, {"mlp_bias": True},
+    {"mlp": "gelu", "mlp_bias": True}, {"qk_norm": True}, {"qk_norm": True, "norm": "rmsnorm_offset"},
+    {"attn_softcap": 0.5}, {"attn_scale": 0.7}, {"weight_format": "bfloat16"}, {"weight_format": "float16"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", EACH_OPTION, ids=str)
+def test_every_option_against_the_float64_reference(rng, options):
+    given = {"n_heads": 4, **options}
+    weights = make_weights(32, 48, **given)
+    block = TransformerBlock(weights, **given)
+    x = uniform(rng, (2, 9, 32), 2.0)
+    wanted, keys, values = reference_block(x, weights, given)
+    state = block.allocate_state(2, 9)
+    y = np.concatenate(
+        [block.forward(x[:, :5], state), block.forward(x[:, 5:8], state), block.step(x[:, 8], state)], 1
+    )
+    assert y.dtype == np.float32 and y.flags.c_contiguous
+    assert np.abs(y - wanted).max() <= 2e-6 * np.abs(wanted).max()
+    held = min(9, block.window or 9)
+    assert np.abs(state.keys() - keys[:, :, -held:]).max() <= 2e-6 * np.abs(keys).max()
+    assert np.abs(state.values() - values[:, :, -held:]).max() <= 2e-6 * np.abs(values).max()
+
+
+@pytest.mark.parametrize("options", [o for o in EACH_OPTION if o and "weight_format" not in o], ids=str)
+def test_every_option_matters(rng, options):
+    """An option that were read but not used would give the bits of the plain block."""
+    weights = make_weights(32, 48, **{"n_heads": 4, **options})
+    plain = BlockOptions(d_model=32, intermediate_size=48, n_heads=4, head_dim=options.get("head_dim"),
+                         n_kv_heads=options.get("n_kv_heads")).weight_shapes()  # fmt: skip
+    x = uniform(rng, (1, 9, 32), 2.0)
+    shared = {name: value for name, value in options.items() if name in ("n_kv_heads", "head_dim")}
+    if shared:  # other shapes of weights: the reference test above is the proof
+        assert TransformerBlock(weights, n_heads=4, **options)(x).shape == x.shape
+        return
+    without = {name: weights.get(name, np.ones(shape, np.float32)) for name, shape in plain.items()}
+    assert not np.array_equal(
+        TransformerBlock(without, n_heads=4)(x), TransformerBlock(weights, n_heads=4, **options)(x)
+    )
+
+
+@given(st.integers(0, 2**31))
+def test_random_options_against_the_float64_reference(seed):
+    rng = np.random.default_rng(seed)
+    options = random_options(rng)
+    block, weights = make_block(**options), make_weights(**options)
+    x = uniform(rng, (2, 11, block.d_model), 2.0)
+    for name in ("d_model", "intermediate", "seed"):
+        options.pop(name)
+    wanted, _, _ = reference_block(x, weights, options)
+    assert np.abs(block(x) - wanted).max() <= 3e-6 * np.abs(wanted).max()
+
+
+@given(st.integers(0, 2**31))
+def test_pickling_and_weights_give_the_same_block(seed):
+    rng = np.random.default_rng(seed)
+    options = random_options(rng)
+    block = make_block(**options)
+    x = uniform(rng, (1, 3, block.d_model))
+    other = pickle.loads(pickle.dumps(block))
+    assert other.options == block.options
+    np.testing.assert_array_equal(bits(other(x)), bits(block(x)))
+    given_back, weights = block.weights(), make_weights(**options)
+    assert list(given_back) == list(block.options.weight_shapes())
+    again = TransformerBlock(given_back, **block.options.as_dict())
+    np.testing.assert_array_equal(bits(again(x)), bits(block(x)))
+    for name, weight in weights.items():
+        assert given_back[name].shape == weight.shape
+
+
+def test_every_option_is_an_attribute():
+    block = make_block(n_heads=4, n_kv_heads=2, rope_theta=500.0, qk_norm=True, weight_format="bfloat16")
+    for name, value in block.options.as_dict().items():
+        assert getattr(block, name) == value
+        assert name in dir(block)
+    assert (block.d_model, block.intermediate_size, block.head_dim, block.rope_theta) == (32, 48, 8, 500.0)
+
+
+def test_repr_says_what_is_special():
+    text = repr(make_block(d_model=64, intermediate=96, n_heads=4, n_kv_heads=2, window=7, qk_norm=True))
+    assert text == (
+        "TransformerBlock(d_model=64, n_heads=4, n_kv_heads=2, head_dim=16, intermediate_size=96, window=7, "
+        "qk_norm=True, 0.1 MiB)"
+    )
+
+
+def test_calling_is_forward(rng):
+    block, x = make_block(), uniform(rng, (1, 3, 32))
+    state, other = block.allocate_state(1, 3), block.allocate_state(1, 3)
+    np.testing.assert_array_equal(bits(block(x, state)), bits(block.forward(x, other)))
+    assert state == other
+
+
+def test_step_takes_two_forms(rng):
+    block, x = make_block(), uniform(rng, (2, 32))
+    one, other = block.allocate_state(2, 3), block.allocate_state(2, 3)
+    y = block.step(x, one)
+    assert y.shape == (2, 1, 32)
+    np.testing.assert_array_equal(bits(block.step(x[:, None], other)), bits(y))
+
+
+def test_missing_and_misspelt_weights_in_one_sentence():
+    weights = make_weights(32, 48, n_heads=4)
+    weights["q_porj.weight"] = weights.pop("q_proj.weight")
+    with pytest.raises(
+        ValueError, match=r"lack 'q_proj.weight'.*'q_porj.weight' is unknown .did you mean 'q_proj.weight'"
+    ):
+        TransformerBlock(weights, n_heads=4)

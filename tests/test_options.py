@@ -1,0 +1,294 @@
+"""options.py: every rule of the options, and the sentence that answers its breach."""
+
+import copy
+import dataclasses
+import pickle
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from support import random_options, weight_shapes
+
+from mojolearn.options import BlockOptions
+
+LINEAR = {"type": "linear", "factor": 2.0}
+
+
+def make(**options):
+    return BlockOptions(**{"d_model": 32, "intermediate_size": 48, "n_heads": 4} | options)
+
+
+def test_defaults():
+    o = make()
+    assert o.as_dict() == {
+        "n_heads": 4,
+        "n_kv_heads": 4,
+        "head_dim": 8,
+        "window": 0,
+        "rope_theta": 10000.0,
+        "rope_dim": 8,
+        "rope_scaling": None,
+        "max_positions": None,
+        "qkv_bias": False,
+        "o_bias": False,
+        "norm": "rmsnorm",
+        "norm_eps": 1e-6,
+        "norm_bias": False,
+        "mlp": "swiglu",
+        "mlp_bias": False,
+        "qk_norm": False,
+        "attn_softcap": None,
+        "attn_scale": None,
+        "weight_format": "float32",
+    }
+    assert (o.d_model, o.intermediate_size) == (32, 48)
+
+
+def test_derived_values():
+    o = make(d_model=20, n_heads=6, n_kv_heads=2, head_dim=8)
+    assert (o.group, o.q_width, o.kv_width, o.rope_dim) == (3, 48, 16, 8)
+
+
+@pytest.mark.parametrize(
+    ("mlp", "gated", "activation"),
+    [
+        ("swiglu", True, "silu"),
+        ("geglu", True, "gelu_erf"),
+        ("geglu_tanh", True, "gelu_tanh"),
+        ("gelu", False, "gelu_erf"),
+        ("gelu_tanh", False, "gelu_tanh"),
+    ],
+)
+def test_mlp(mlp, gated, activation):
+    o = make(mlp=mlp)
+    assert (o.gated, o.activation) == (gated, activation)
+    assert ("gate_proj.weight" in o.weight_shapes()) == gated
+
+
+@pytest.mark.parametrize("head_dim", [2, 6, 24, 64, 128])
+def test_scale_is_one_root_and_one_division(head_dim):
+    scale = make(head_dim=head_dim).scale
+    assert scale.dtype == np.float32
+    root = np.float32(np.sqrt(np.float64(head_dim)))  # no float32 tie: rounding twice is right here
+    assert scale == np.float32(np.float64(1) / np.float64(root))
+
+
+def test_scale_given():
+    scale = make(attn_scale=0.1).scale
+    assert scale.dtype == np.float32
+    assert scale == np.float32(0.1)
+
+
+def test_numpy_numbers_become_those_of_python():
+    o = make(
+        d_model=np.int64(32),
+        n_heads=np.uint8(4),
+        head_dim=np.array(8),
+        window=np.int16(3),
+        rope_theta=np.float32(500),
+        norm_eps=Fraction(1, 1024),
+        attn_scale=1,
+        qk_norm=np.True_,
+        norm=np.str_("layernorm"),
+        max_positions=np.int32(2**24),
+    )
+    assert {type(v) for v in o.as_dict().values()} == {int, float, bool, str, type(None)}
+    assert (o.n_heads, o.window, o.rope_theta, o.norm_eps, o.attn_scale) == (4, 3, 500.0, 2**-10, 1.0)
+
+
+INTEGERS = [
+    "d_model",
+    "intermediate_size",
+    "n_heads",
+    "n_kv_heads",
+    "head_dim",
+    "rope_dim",
+    "window",
+    "max_positions",
+]
+FLOATS = ["rope_theta", "norm_eps", "attn_softcap", "attn_scale"]
+SWITCHES = ["qkv_bias", "o_bias", "norm_bias", "mlp_bias", "qk_norm"]
+CHOICES = ["norm", "mlp", "weight_format"]
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.parametrize("value", [True, np.True_, 4.0, np.float32(4), "4", [4], np.array([4]), 4j])
+def test_integers_of_a_wrong_kind(name, value):
+    with pytest.raises(TypeError, match=rf"^TransformerBlock: {name} must be an integer, not "):
+        make(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["d_model", "intermediate_size", "n_heads", "window"])
+def test_integers_that_may_not_be_none(name):
+    with pytest.raises(TypeError, match=rf"^TransformerBlock: {name} must be an integer, not None"):
+        make(**{name: None})
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers_out_of_range(name):
+    for value in (-1, -(2**70), 2**63):
+        with pytest.raises(ValueError, match=rf"^TransformerBlock: {name} must be .*not {value}$"):
+            make(**{name: value})
+    if name != "window":
+        with pytest.raises(ValueError, match=rf"^TransformerBlock: {name} must be .*not 0$"):
+            make(**{name: 0})
+
+
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("value", [True, np.False_, "1", [1.0], np.array(1.0), 1j])
+def test_floats_of_a_wrong_kind(name, value):
+    with pytest.raises(TypeError, match=rf"^TransformerBlock: {name} must be a number, not "):
+        make(**{name: value})
+
+
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize(
+    "value", [0, 0.0, -1.0, np.nan, np.inf, -np.inf, 1e-46, 1e39, 3.5e38, 10**400, np.float64(1e-50)]
+)
+def test_floats_that_float32_cannot_use(name, value):
+    with pytest.raises(ValueError, match=rf"^TransformerBlock: {name} must be above 0 and within float32"):
+        make(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["rope_theta", "norm_eps"])
+def test_floats_that_may_not_be_none(name):
+    with pytest.raises(TypeError, match=rf"^TransformerBlock: {name} must be a number, not None"):
+        make(**{name: None})
+
+
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("value", [1.5e-45, 1e-40, 3.4e38, 7])
+def test_floats_at_the_ends_of_float32(name, value):
+    assert getattr(make(**{name: value}), name) == value
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+@pytest.mark.parametrize("value", [0, 1, None, "True", 1.0])
+def test_switches_are_bools(name, value):
+    with pytest.raises(TypeError, match=rf"^TransformerBlock: {name} must be True or False, not "):
+        make(**{name: value})
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_choices(name):
+    with pytest.raises(TypeError, match=rf"^TransformerBlock: {name} must be one of '"):
+        make(**{name: None})
+    with pytest.raises(ValueError, match=rf"^TransformerBlock: {name} must be one of '.*not 'relu'"):
+        make(**{name: "relu"})
+
+
+def test_a_choice_nearly_right():
+    with pytest.raises(ValueError, match=r"'geglu_tanh'.*did you mean 'swiglu'"):
+        make(mlp="swigly")
+
+
+def test_heads_that_do_not_fit():
+    with pytest.raises(ValueError, match=r"n_heads=4 must be a multiple of n_kv_heads=3"):
+        make(n_kv_heads=3)
+    with pytest.raises(ValueError, match=r"n_heads=4 must be a multiple of n_kv_heads=8"):
+        make(n_kv_heads=8)
+    with pytest.raises(ValueError, match=r"d_model=32 is not divisible by n_heads=5.*give head_dim"):
+        make(n_heads=5)
+    assert make(n_heads=5, head_dim=8).q_width == 40
+
+
+def test_odd_heads():
+    with pytest.raises(ValueError, match=r"head_dim must be even, not 7$"):
+        make(head_dim=7)
+    with pytest.raises(
+        ValueError, match=r"head_dim must be even, not 3 \(d_model / n_heads = 12 / 4; give head_dim"
+    ):
+        make(d_model=12)
+
+
+@pytest.mark.parametrize("rope_dim", [3, 10])
+def test_rope_dim_that_does_not_fit(rope_dim):
+    with pytest.raises(ValueError, match=rf"rope_dim must be even and at most head_dim=8, not {rope_dim}"):
+        make(rope_dim=rope_dim)
+
+
+@pytest.mark.parametrize("norm", ["rmsnorm", "rmsnorm_offset"])
+def test_norm_bias_goes_with_layernorm_only(norm):
+    with pytest.raises(ValueError, match=rf"norm_bias=True .*norm='layernorm'.*norm='{norm}'"):
+        make(norm=norm, norm_bias=True)
+    assert make(norm="layernorm", norm_bias=True).norm_bias
+
+
+def test_max_positions_stay_exact_in_float32():
+    assert make(max_positions=2**24).max_positions == 2**24
+    with pytest.raises(ValueError, match=r"max_positions must be from 1 to 16777216, not 16777217"):
+        make(max_positions=2**24 + 1)
+
+
+def test_rope_scaling_passes_through_its_checks():
+    assert make(rope_scaling={"rope_type": "linear", "factor": 2}).rope_scaling == LINEAR
+    assert make(rope_scaling={"type": "default"}).rope_scaling is None
+    with pytest.raises(ValueError, match=r"rope_scaling.*'factor'"):
+        make(rope_scaling={"type": "linear"})
+
+
+def test_unknown_and_missing_keywords_are_answered():
+    needed = {"d_model": 32, "intermediate_size": 48, "n_heads": 4}
+    assert BlockOptions.checked(**needed) == make()
+    with pytest.raises(TypeError, match=r"unknown option 'windw' .did you mean 'window'.*attn_softcap"):
+        BlockOptions.checked(**needed, windw=3)
+    for name in needed:
+        with pytest.raises(TypeError, match=rf"^TransformerBlock: the option {name} must be given"):
+            BlockOptions.checked(**{k: v for k, v in needed.items() if k != name})
+
+
+def test_options_are_frozen_hashable_and_travel():
+    o = make(rope_scaling=LINEAR, window=3)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        o.window = 4
+    for twin in (pickle.loads(pickle.dumps(o)), copy.deepcopy(o), dataclasses.replace(o)):
+        assert twin == o
+        assert hash(twin) == hash(o)
+
+
+def test_as_dict_rebuilds_and_is_a_copy():
+    o = make(
+        n_heads=4, n_kv_heads=2, rope_scaling=LINEAR, norm="layernorm", norm_bias=True, attn_softcap=30.0
+    )
+    options = o.as_dict()
+    assert make(**options) == o
+    options["rope_scaling"]["factor"] = 9.0
+    assert o.rope_scaling == LINEAR
+
+
+def test_weight_shapes_of_random_options(rng):
+    for _ in range(200):
+        options = random_options(rng)
+        d_model, intermediate, _ = (options.pop(k) for k in ("d_model", "intermediate", "seed"))
+        o = BlockOptions(d_model=d_model, intermediate_size=intermediate, **options)
+        assert o.weight_shapes() == weight_shapes(d_model, intermediate, options)
+
+
+def test_a_shape_is_explained():
+    text = make(d_model=20, n_heads=4, head_dim=8).explain_shape("q_proj.weight")
+    assert text.startswith(
+        "(n_heads*head_dim, d_model) = (32, 20), where n_heads=4, head_dim=8 and d_model=20"
+    )
+    assert "input_layernorm.weight" in text
+    assert make(qk_norm=True).explain_shape("q_norm.weight") == "(head_dim,) = (8,), where head_dim=8"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("q_proj.bias", {}, "qkv_bias=False"),
+        ("o_proj.bias", {"qkv_bias": True}, "o_bias=False"),
+        ("q_norm.weight", {}, "qk_norm=False"),
+        ("input_layernorm.bias", {"norm": "layernorm"}, "norm_bias=False"),
+        ("up_proj.bias", {}, "mlp_bias=False"),
+        ("gate_proj.bias", {}, "mlp_bias=False"),
+        ("gate_proj.weight", {"mlp": "gelu"}, "mlp='gelu'"),
+        ("gate_proj.bias", {"mlp": "gelu", "mlp_bias": True}, "mlp='gelu'"),
+        ("q_proj.weight", {}, None),
+        ("q_proj.bias", {"qkv_bias": True}, None),
+        ("q_proj.wieght", {}, None),
+    ],
+)
+def test_why_a_weight_is_not_wanted(name, options, reason):
+    found = make(**options).why_not(name)
+    assert found is None if reason is None else reason in found

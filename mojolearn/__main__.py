@@ -112,7 +112,7 @@ def _generate(arguments):
     options = _options(arguments, lm.config)
     if cache_is_cold():
         _say("compiling kernels for this machine, once ...")
-    mojolearn.warmup()
+    mojolearn.warmup(lm.weight_format)
 
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character shows "?"

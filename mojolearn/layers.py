@@ -3,6 +3,8 @@
 Both are callables on float32 rows and never change after construction.
 """
 
+import threading
+
 import numpy as np
 
 from mojolearn.kernels.linear import (
@@ -17,6 +19,7 @@ from mojolearn.kernels.norm import norm_parallel, norm_serial
 from mojolearn.threads import run, workers
 
 NOTHING = np.empty(0, np.float32)  # stands for "no bias", "no residual", "no cache"
+KEPT = 1 << 22  # float32 numbers of scratch that a thread keeps at the most (16 MiB)
 CACHE_LINE = 64  # bytes; a register load that crosses two lines takes twice as long
 
 
@@ -26,6 +29,27 @@ def aligned_empty(size, dtype=np.float32):
     raw = np.empty(size + CACHE_LINE // item, dtype)
     skip = -raw.__array_interface__["data"][0] % CACHE_LINE // item
     return raw[skip : skip + size]
+
+
+class _Scratch(threading.local):
+    """One buffer for each Python thread."""
+
+    buffer = aligned_empty(0)
+
+
+_scratch = _Scratch()
+
+
+def scratch(size):
+    """A flat float32 array for one kernel call: the same memory at each call of this Python thread.
+
+    New memory would cost a page fault for every 4 kB; large pieces are still made anew rather than kept.
+    """
+    if size > KEPT:
+        return aligned_empty(size)
+    if _scratch.buffer.size < size:
+        _scratch.buffer = aligned_empty(size)
+    return _scratch.buffer
 
 
 def _bits(array):
@@ -114,7 +138,7 @@ class Linear:
         run(
             linear_serial, linear_parallel, n_workers,
             x, n_rows, self.in_features, self._panels, self._n_panels, self._step, self.out_features,
-            self._bias, self._activation, residual, out, aligned_empty(n_workers * size), size,
+            self._bias, self._activation, residual, out, scratch(n_workers * size), size,
         )  # fmt: skip
         return out
 

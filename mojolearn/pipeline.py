@@ -6,7 +6,7 @@ It reads a cache and gives new arrays; checking what comes in and writing a stat
 import numpy as np
 
 from mojolearn.kernels import attention, rotary
-from mojolearn.layers import NOTHING, Linear, Norm, aligned_empty
+from mojolearn.layers import NOTHING, Linear, Norm, scratch
 from mojolearn.rope import inverse_frequencies
 from mojolearn.threads import run, workers
 
@@ -95,7 +95,7 @@ class Pipeline:
         new_v = np.empty(positions.size * o.kv_width, np.float32)
         q_gain, k_gain = (self.q_norm.gain, self.k_norm.gain) if o.qk_norm else (NOTHING, NOTHING)
         n_workers = workers(qkv.size)
-        table = aligned_empty(n_workers * 2 * self.frequencies.size)
+        table = scratch(n_workers * 2 * self.frequencies.size)
         run(
             rotary.arrange_serial, rotary.arrange_parallel, n_workers,
             qkv, starts, positions, starts.size - 1, o.n_heads, o.n_kv_heads, o.head_dim, q_gain, k_gain,
@@ -115,7 +115,7 @@ class Pipeline:
             attention.attention_serial, attention.attention_parallel, n_workers,
             qkv, starts, longest, starts.size - 1, o.n_heads, o.n_kv_heads, o.head_dim, k_cache, v_cache, cached,
             o.window, o.scale, np.float32(o.attn_softcap or 0), new_k, new_v, context,
-            aligned_empty(n_workers * size), size,
+            scratch(n_workers * size), size,
         )  # fmt: skip
         return context
 

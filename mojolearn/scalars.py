@@ -62,7 +62,7 @@ def admit_integer(value, name, method, minimum=None, maximum=None):
     7
     """
     try:
-        if isinstance(value, bool):
+        if isinstance(value, (bool, np.bool_)):  # NumPy before 2.3 takes its own bool for an index
             raise TypeError
         number = operator.index(value)
     except TypeError:

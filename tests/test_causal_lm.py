@@ -354,7 +354,7 @@ class TestLoad:
         assert lm.weight_format == "float32"
         assert lm.config.model_type == "llama"
         assert all(isinstance(block, TransformerBlock) for block in lm.blocks)
-        assert lm.blocks[1].norm_eps == 1e-6
+        assert (lm.blocks[1].norm_eps, lm.blocks[1].max_positions) == (1e-6, 64)
         assert repr(lm) == "CausalLM(llama, layers=2, d_model=16, vocab_size=40, float32, max_positions=64)"
         with pytest.raises(AttributeError, match="never changes"):
             lm.weight_format = "float16"

@@ -165,20 +165,40 @@ def test_which_layers_have_a_window(model_type, changes, windows):
     assert [options["window"] for options in parsed.layers] == windows
 
 
-def test_real_config_of_smollm2():
-    """The fields that HuggingFaceTB publishes beyond those of the toy."""
-    parsed = parse(
-        _name_or_path="x",
-        architectures=["LlamaForCausalLM"],
-        is_llama_config=True,
-        pretraining_tp=1,
-        rope_interleaved=False,
-        rope_scaling=None,
-        torch_dtype="bfloat16",
-        use_cache=True,
-        **{"transformers.js_config": {"dtype": "q4"}},
-    )
-    assert parsed.layers[0]["rope_scaling"] is None
+@pytest.mark.parametrize(
+    "published",
+    [
+        {  # SmolLM2-135M-Instruct
+            "_name_or_path": "x",
+            "architectures": ["LlamaForCausalLM"],
+            "is_llama_config": True,
+            "pretraining_tp": 1,
+            "rope_interleaved": False,
+            "rope_scaling": None,
+            "torch_dtype": "bfloat16",
+            "transformers.js_config": {"dtype": "q4"},
+            "use_cache": True,
+        },
+        {  # Qwen2.5-0.5B
+            "model_type": "qwen2",
+            "architectures": ["Qwen2ForCausalLM"],
+            "attention_dropout": 0.0,
+            "max_window_layers": 24,
+            "sliding_window": 32768,
+            "use_mrope": False,
+            "use_sliding_window": False,
+        },
+        {  # Llama-2-7b, converted early
+            "architectures": ["LLaMAForCausalLM"],
+            "max_sequence_length": 2048,
+            "num_key_value_heads": ...,
+            "pad_token_id": -1,
+            "rope_theta": ...,
+        },
+    ],
+)
+def test_fields_that_are_published(published):
+    assert [options["window"] for options in parse(**published).layers] == [0, 0]
 
 
 @pytest.mark.parametrize("name", sorted(families.HARMLESS))

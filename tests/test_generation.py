@@ -160,6 +160,8 @@ def test_up_to_the_last_position(lm):
         lm.generate([[5] * 60], 6)
     with pytest.raises(ValueError, match="max_positions=64"):
         lm.generate([[5] * 65], 1)
+    with pytest.raises(ValueError, match=r"^CausalLM\.stream: the call reaches position 64"):
+        lm.stream([[5]], 65)  # at the call, not 64 tokens later
 
 
 @pytest.mark.parametrize(

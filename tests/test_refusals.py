@@ -135,7 +135,9 @@ def test_lengths_of_a_state_set_by_hand(value):
     block, state = prepared(0)
     state.cached_tokens = value
     before = snapshot(state)
-    with pytest.raises((TypeError, ValueError), match=r"TransformerBlock\.forward: cached_tokens of the state"):
+    with pytest.raises(
+        (TypeError, ValueError), match=r"TransformerBlock\.forward: cached_tokens of the state"
+    ):
         block.forward(x_of(), state)
     assert snapshot(state) == before
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from mojolearn.float32 import exp
+from mojolearn.models import sampling
 from mojolearn.models.sampling import MASK, ROW, Sampling, fresh_seed, row_bases, sort_keys, uniform
 
 FINITE = hnp.arrays(np.float32, st.integers(1, 30), elements=st.floats(-50, 50, width=32))
@@ -95,6 +96,13 @@ def test_generator_is_splitmix64():
         16408922859458223821,
     ]
     assert [uniform(1234567, n) for n in range(5)] == [(x >> 11) * 2.0**-53 for x in published]
+
+
+@pytest.mark.parametrize(("u", "token"), [(0.0, 2), (0.25, 2), (0.5, 0), (0.75, 1), (1 - 2.0**-53, 1)])
+def test_weight_equal_to_the_draw_goes_on(monkeypatch, u, token):
+    """Cumulative weights 2, 3, 4: the first *above* 4 u is taken."""
+    monkeypatch.setattr(sampling, "uniform", lambda base, n: u)
+    assert sampler().choose(logits_of(1, 1, 2), 0, 0) == token
 
 
 def test_numbers_are_uniform():

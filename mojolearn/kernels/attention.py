@@ -16,6 +16,8 @@ Scratch of one worker, each number a register of LANES rows:
 q (HD), context (HD), partial sums (levels, KEYS), scores (keys of the block).
 """
 
+import functools
+
 import numpy as np
 from numba import prange
 
@@ -321,6 +323,7 @@ def attention_parallel(n_workers, qkv, starts, longest, batch_size, n_heads, n_k
                         scratch, scratch_size)  # fmt: skip
 
 
+@functools.lru_cache(1024)
 def scratch_size(longest, group, head_dim, cached, window):
     """Float32 numbers that one worker needs (plain Python: called before the kernel)."""
     n_keys = cached + longest

@@ -12,19 +12,24 @@ while all rows of a block pass over it.
 Shapes: n_rows rows of k inputs, n_out outputs, n_panels = ceil(n_out / PANEL).
 """
 
+import functools
+
 import numpy as np
 from numba import prange
 
 from mojolearn._jit import LANES, helper, kernel, part, plain
-from mojolearn.kernels.simd import broadcast, fma, get, load, put, splat, store
+from mojolearn.kernels.simd import broadcast, fma, get, load, prefetch, put, splat, store
 from mojolearn.kernels.sums import fold_after, fold_rest, leaf_length, levels_of
 from mojolearn.kernels.vmath import ZERO, gelu_erf, gelu_tanh, silu
 
 PANEL = 2 * LANES  # output features side by side: two registers
 TILE_ROWS = 6  # rows of a tile; 6 x 2 accumulators, 2 weights and 1 input fill the 16 registers of AVX2
 TILE = TILE_ROWS * PANEL
-BLOCK_TILES = 16  # tiles that pass over one leaf while it is in the cache
+BLOCK_TILES = 22  # tiles that pass over one leaf while it is in the cache
 BLOCK_ROWS = BLOCK_TILES * TILE_ROWS
+MANY_TILES = (
+    5  # from here on a leaf is first copied to scratch, as float32; below, that cost a third of the time
+)
 GROUP = 4  # panels that one single row walks through together: 8 chains hide the latency of fma
 
 NO_ACTIVATION, SILU, GELU_ERF, GELU_TANH = range(4)
@@ -173,11 +178,12 @@ def pack_rows(a, k, row, rows, packed, at):
 
 
 @part
-def sums_of_block(k, n_tiles, w, panel, scratch, rows_at, leaf_at, at):
+def sums_of_block(k, n_tiles, w, panel, next_panel, scratch, rows_at, leaf_at, at):
     """The rows of a block times one panel: leaf by leaf, and every tile of rows over each leaf.
 
     scratch: the packed rows at rows_at; the leaf, widened to float32, at leaf_at; for each tile its levels of
-    the tree, (n_tiles, levels, TILE), from at on. The finished sums are the levels 0.
+    the tree, (n_tiles, levels, TILE), from at on. The finished sums are the levels 0. While the tiles of a leaf are
+    computed, the weights of the next one are fetched: without that, waiting for them took a quarter of the time.
     """
     leaf = leaf_length(k)
     n_leaves = (k + leaf - 1) // leaf
@@ -186,18 +192,33 @@ def sums_of_block(k, n_tiles, w, panel, scratch, rows_at, leaf_at, at):
     for t in range(n_leaves):
         first = t * leaf
         n = min(leaf, k - first)
+        n_registers = n * 2
         w_at = (panel * k + first) * PANEL
-        for i in range(0, n * PANEL, LANES):
-            store(scratch, leaf_at + i, load(w, w_at + i))
+        next_at = w_at + n * PANEL if t + 1 < n_leaves else next_panel * k * PANEL
+        widen = n_tiles >= MANY_TILES
+        if widen:
+            for i in range(n_registers):
+                store(scratch, leaf_at + i * LANES, load(w, w_at + i * LANES))
         next_level = level
         for tile in range(n_tiles):
             x_at = rows_at + (first * n_tiles + tile * n) * TILE_ROWS
             tile_at = at + tile * tile_size
-            leaf_of_tile(scratch, x_at, scratch, leaf_at, n, scratch, tile_at + level * TILE)
+            if widen:
+                for i in range(tile * n_registers // n_tiles, (tile + 1) * n_registers // n_tiles):
+                    prefetch(w, next_at + i * LANES)
+                leaf_of_tile(scratch, x_at, scratch, leaf_at, n, scratch, tile_at + level * TILE)
+            else:
+                leaf_of_tile(scratch, x_at, w, w_at, n, scratch, tile_at + level * TILE)
             next_level = fold_after(t, level + 1, scratch, tile_at, TILE)
         level = next_level
     for tile in range(n_tiles):
         fold_rest(level, scratch, at + tile * tile_size, TILE)
+
+
+@helper
+def tiles_of_block(n_rows):
+    """Tiles of the largest block of rows."""
+    return min(BLOCK_TILES, (n_rows + TILE_ROWS - 1) // TILE_ROWS)
 
 
 @part
@@ -206,22 +227,26 @@ def rows_by_panels(index, n_workers, a, n_rows, k, w, n_panels, step, n_out, bia
     """Worker ``index`` takes every n_workers-th panel (or gate and up pair) for one block of rows after another."""
     leaf = leaf_length(k)
     tile_size = levels_of((k + leaf - 1) // leaf) * TILE
-    leaf_at = at + BLOCK_ROWS * k
+    most_tiles = tiles_of_block(n_rows)
+    leaf_at = at + most_tiles * TILE_ROWS * k
     sums_at = leaf_at + leaf * PANEL
-    up_at = sums_at + BLOCK_TILES * tile_size
+    up_at = sums_at + most_tiles * tile_size
     for row in range(0, n_rows, BLOCK_ROWS):
         rows = min(BLOCK_ROWS, n_rows - row)
-        n_tiles = (rows + TILE_ROWS - 1) // TILE_ROWS
+        n_tiles = tiles_of_block(rows)
         pack_rows(a, k, row, rows, scratch, at)
         for panel in range(index, n_panels // step, n_workers):
-            sums_of_block(k, n_tiles, w, panel * step, scratch, at, leaf_at, sums_at)
-            if step == 2:
-                sums_of_block(k, n_tiles, w, panel * step + 1, scratch, at, leaf_at, up_at)
+            first, following = panel * step, (panel + n_workers) * step
+            if step == 1:
+                sums_of_block(k, n_tiles, w, first, following, scratch, at, leaf_at, sums_at)
+            else:
+                sums_of_block(k, n_tiles, w, first, first + 1, scratch, at, leaf_at, sums_at)
+                sums_of_block(k, n_tiles, w, first + 1, following, scratch, at, leaf_at, up_at)
             for tile in range(n_tiles):
-                first = tile * TILE_ROWS
                 offset = tile * tile_size
-                finish(scratch, sums_at + offset, up_at + offset, panel, step, min(TILE_ROWS, rows - first),
-                       row + first, n_out, bias, activation, residual, out)  # fmt: skip
+                done = tile * TILE_ROWS
+                finish(scratch, sums_at + offset, up_at + offset, panel, step, min(TILE_ROWS, rows - done), row + done,
+                       n_out, bias, activation, residual, out)  # fmt: skip
 
 
 # --- one row -----------------------------------------------------------------------------------------------
@@ -230,12 +255,12 @@ def rows_by_panels(index, n_workers, a, n_rows, k, w, n_panels, step, n_out, bia
 @part
 def one_row_by_panels(index, n_workers, a, k, w, n_panels, step, n_out, bias, activation, residual, out,
                       scratch, at):  # fmt: skip
-    """Worker ``index`` takes every n_workers-th group of GROUP panels: one pass over the weights."""
+    """Worker ``index`` takes an equal share of the panels, GROUP at a time: one pass over the weights."""
     leaf = leaf_length(k)
     n_leaves = (k + leaf - 1) // leaf
-    last = n_panels - 1
-    for group in range(index, (n_panels + GROUP - 1) // GROUP, n_workers):
-        p0 = group * GROUP
+    n_outputs = n_panels // step
+    last = (index + 1) * n_outputs // n_workers * step - 1
+    for p0 in range(index * n_outputs // n_workers * step, last + 1, GROUP):
         level = 0
         for t in range(n_leaves):
             first = t * leaf
@@ -250,7 +275,7 @@ def one_row_by_panels(index, n_workers, a, k, w, n_panels, step, n_out, bias, ac
             )
             level = fold_after(t, level + 1, scratch, at, GROUP * PANEL)
         fold_rest(level, scratch, at, GROUP * PANEL)
-        for p in range(p0, min(p0 + GROUP, n_panels), step):
+        for p in range(p0, min(p0 + GROUP, last + 1), step):
             sums_at = at + (p - p0) * PANEL
             finish(scratch, sums_at, sums_at + PANEL, p // step, step, np.int64(1), np.int64(0), n_out,
                    bias, activation, residual, out)  # fmt: skip
@@ -288,10 +313,12 @@ def linear_parallel(n_workers, a, n_rows, k, w, n_panels, step, n_out, bias, act
                      out, scratch, scratch_size)  # fmt: skip
 
 
+@functools.lru_cache(1024)
 def scratch_size(n_rows, k, step):
     """Float32 numbers that one worker needs (plain Python: called before the kernel)."""
     leaf = plain(leaf_length)(k)
     levels = plain(levels_of)(-(-k // leaf))
     if n_rows == 1:
         return levels * GROUP * PANEL
-    return BLOCK_ROWS * k + leaf * PANEL + step * BLOCK_TILES * levels * TILE
+    tiles = plain(tiles_of_block)(n_rows)
+    return tiles * TILE_ROWS * k + leaf * PANEL + tiles * step * levels * TILE

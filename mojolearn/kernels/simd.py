@@ -204,6 +204,25 @@ def put(typingctx, array, index, value):
 
 
 @intrinsic
+def prefetch(typingctx, array, index):
+    """Ask for the cache line of ``array[index]``; needed later, nothing waits for it. Any index is harmless."""
+    if not _is_flat(array, types.float32, types.uint16, types.int16) or not isinstance(index, types.Integer):
+        return None
+
+    def codegen(context, builder, sig, args):
+        byte = ir.IntType(8).as_pointer()
+        function_type = ir.FunctionType(ir.VoidType(), [byte, INT, INT, INT])
+        function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
+        data = make_array(array)(context, builder, args[0]).data
+        pointer = builder.bitcast(builder.gep(data, [args[1]]), byte)
+        read, keep, of_data = (ir.Constant(INT, n) for n in (0, 3, 1))
+        builder.call(function, [pointer, read, keep, of_data])
+        return context.get_dummy_value()
+
+    return signature(types.void, array, types.intp), codegen
+
+
+@intrinsic
 def splat(typingctx, value):
     """One float32 or int32 in every lane."""
     register = {types.float32: f32v, types.int32: i32v}.get(value)

@@ -11,8 +11,8 @@ from mojolearn.float32 import fma
 from mojolearn.weights import widen
 
 __all__ = [
-    "absolute", "bits_of", "broadcast", "floor", "fma", "from_bits", "get", "load", "put", "select", "splat", "sqrt",
-    "store", "to_float", "to_int",
+    "absolute", "bits_of", "broadcast", "floor", "fma", "from_bits", "get", "load", "prefetch", "put", "select",
+    "splat", "sqrt", "store", "to_float", "to_int",
 ]  # fmt: skip
 
 np.seterr(all="ignore")  # lanes that a select drops may overflow or divide by zero
@@ -39,6 +39,10 @@ def get(array, index):
 
 def put(array, index, value):
     array[index] = value
+
+
+def prefetch(array, index):
+    pass
 
 
 def splat(value):

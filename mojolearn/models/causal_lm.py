@@ -6,7 +6,7 @@ import numpy as np
 
 from mojolearn.models.generation import TokenStream
 from mojolearn.models.ids import admit_ids
-from mojolearn.models.loading import load_parts
+from mojolearn.models.loading import load_parts, retold
 from mojolearn.models.model_state import CausalLMState, Undo, admit_state
 from mojolearn.models.tokenizer import Tokenizer
 from mojolearn.scalars import kind
@@ -315,5 +315,4 @@ def _call_block(block, x, state, where):
     try:
         return block.forward(x, state)
     except (TypeError, ValueError) as error:
-        reason = str(error).partition(": ")[2]  # instead of the block's name, which the caller did not call
-        raise type(error)(f"{where}: {reason}") from error
+        raise retold(error, where) from error

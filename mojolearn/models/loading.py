@@ -44,14 +44,14 @@ def load_parts(path, weight_format, max_positions):
     shape = (config.vocab_size, config.d_model)
     embedding = _take_finite(checkpoint, families.EMBEDDING, shape)
     norm = _take_finite(checkpoint, families.FINAL_NORM, (config.d_model,))
-    head = embedding
+    head, head_name = embedding, families.EMBEDDING
     if families.HEAD in checkpoint or not config.tie_word_embeddings:
-        head = _take_finite(checkpoint, families.HEAD, shape)
+        head, head_name = _take_finite(checkpoint, families.HEAD, shape), families.HEAD
     if config.tie_word_embeddings and not np.array_equal(widen(head), widen(embedding)):
         raise ValueError(
             f"{CALLER}: {path}: {families.HEAD} must equal {families.EMBEDDING}, as tie_word_embeddings is true"
         )
-    head = _stored(head, weight_format, f"{CALLER}: {path}: {families.HEAD}")
+    head = _stored(head, weight_format, f"{CALLER}: {path}: {head_name}")
     blocks = [_block(checkpoint, config, i, weight_format, max_positions) for i in range(config.n_layers)]
     checkpoint.finish(families.IGNORED_TENSORS)
     return {
@@ -76,8 +76,14 @@ def _block(checkpoint, config, layer, weight_format, max_positions):
     try:
         return TransformerBlock(weights, **options)
     except (TypeError, ValueError) as error:
-        reason = str(error).partition(": ")[2]
-        raise type(error)(f"{checkpoint.where}: layer {layer}: {reason}") from error
+        raise retold(error, f"{checkpoint.where}: layer {layer}") from error
+
+
+def retold(error, where):
+    """Return a block's error as one of the model: where it happened, instead of the block's public name."""
+    name, _, reason = str(error).partition(": ")
+    kind_of_error = TypeError if isinstance(error, TypeError) else ValueError
+    return kind_of_error(f"{where}: {reason or name}")
 
 
 def _take_finite(checkpoint, name, shape):

@@ -1,0 +1,251 @@
+"""The command line: text on stdout, one line about it on stderr, and errors in one line."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toy_models import write_model
+
+import mojolearn
+from mojolearn import __main__ as cli
+from mojolearn.models import BUILT_IN
+from mojolearn.models.generation import TokenStream
+from mojolearn.models.tokenizer import Tokenizer
+
+DATA = Path(__file__).parent / "data" / "austen-2m"
+COMMAND = [sys.executable, "-m", "mojolearn"]
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Run the command line in this process: exit status, stdout, lines of stderr."""
+    monkeypatch.setattr(cli, "cache_is_cold", lambda: False)
+
+    def call(*arguments):
+        status = cli.main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err.splitlines()
+
+    return call
+
+
+def test_greedy_text_of_the_reference(run):
+    prompt = json.loads((DATA / "reference.json").read_text())["prompts"][0]
+    new = np.load(DATA / "reference.npz")["gen_0"]
+    status, out, err = run("generate", prompt, "--greedy", "--max-new-tokens", 40)
+    assert status == 0
+    assert out == prompt + Tokenizer.load(BUILT_IN).decode(new) + "\n"
+    assert len(err) == 1
+    assert re.fullmatch(
+        r"40 tokens in \d+\.\d\d s, \d+ tokens/s \(prompt 14 tokens in \d+\.\d\d s\), greedy", err[0]
+    )
+
+
+def test_default_is_sampled_and_tells_its_seed(run):
+    status, out, err = run("generate", "Once upon a time")
+    assert status == 0
+    assert out.startswith("Once upon a time")
+    count, seed = re.fullmatch(r"(\d+) tokens in .*, seed (\d+)", err[-1]).groups()
+    assert 1 <= int(count) <= 64
+    assert run("generate", "Once upon a time", "--seed", seed)[1] == out
+    assert run("generate", "Once upon a time", "--seed", int(seed) + 1)[1] != out
+
+
+def test_options_of_the_model_are_the_defaults(run):
+    """generation_config.json of the built-in model says temperature 0.8, top_p 0.95."""
+    plain = run("generate", "Emma", "--seed", 1)[1]
+    assert run("generate", "Emma", "--seed", 1, "--temperature", 0.8, "--top-p", 0.95)[1] == plain
+    greedy = run("generate", "Emma", "--greedy")[1]
+    assert plain != greedy
+    for options in (["--temperature", 0.001], ["--top-k", 1], ["--top-p", 1e-9], ["--min-p", 1]):
+        assert run("generate", "Emma", "--seed", 1, *options)[1] == greedy
+
+
+def test_threads_and_format_do_not_change_the_text(run):
+    plain = run("generate", "Emma", "--seed", 1)[1]
+    assert run("generate", "Emma", "--seed", 1, "--threads", 1)[1] == plain
+    assert run("generate", "Emma", "--seed", 1, "--weight-format", "float32")[1] == plain
+
+
+def test_another_model(run, tmp_path):
+    folder = write_model(tmp_path, vocab_size=2048, eos_token_id=0)
+    shutil.copyfile(BUILT_IN / "tokenizer.json", folder / "tokenizer.json")
+    status, out, err = run("generate", "Emma", "--model", folder, "--max-new-tokens", 3, "--seed", 2)
+    assert (status, len(err)) == (0, 1)
+    assert out != run("generate", "Emma", "--max-new-tokens", 3, "--seed", 2)[1]
+
+
+def test_stops_at_the_models_eos(run, tmp_path):
+    """Every token of this vocabulary but one ends the text."""
+    folder = tmp_path / "model"
+    shutil.copytree(BUILT_IN, folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(1, 2048))}))
+    status, _, err = run("generate", "Emma", "--model", folder, "--seed", 1)
+    assert status == 0
+    assert err[0].startswith("1 tokens in ")
+
+
+def test_what_generation_config_asks_in_vain_is_said(run, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(BUILT_IN, folder)
+    asked = {"temperature": 0.5, "repetition_penalty": 1.1, "do_sample": True, "top_k": None}
+    (folder / "generation_config.json").write_text(json.dumps(asked))
+    _, _, err = run("generate", "Emma", "--model", folder, "--max-new-tokens", 1)
+    assert err[0] == "note: generation_config.json asks for repetition_penalty = 1.1, which is not applied"
+    assert len(err) == 2
+
+
+def test_cold_cache_is_said_once(run, monkeypatch):
+    monkeypatch.setattr(cli, "cache_is_cold", lambda: True)
+    _, _, err = run("generate", "Emma", "--max-new-tokens", 1)
+    assert err[0] == "compiling kernels for this machine, once ..."
+    assert len(err) == 2
+
+
+def test_no_new_tokens(run):
+    status, out, err = run("generate", "Emma", "--max-new-tokens", 0, "--greedy")
+    assert (status, out) == (0, "Emma\n")
+    assert err[0].startswith("0 tokens in 0.00 s (prompt 2 tokens")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "/nowhere"], ["/nowhere"]),
+        (["--max-new-tokens", "-1"], ["max_new_tokens", "-1"]),
+        (["--max-new-tokens", "512"], ["max_positions=512"]),
+        (["--temperature", "0"], ["temperature", "greedy"]),
+        (["--top-p", "1.5"], ["top_p", "1.5"]),
+        (["--top-k", "-2"], ["top_k", "-2"]),
+        (["--seed", "-3"], ["seed", "-3"]),
+        (["--threads", "0"], ["--threads", "0"]),
+        (["--threads", "100000"], ["--threads", "100000"]),
+        (["--greedy", "--temperature", "0.5"], ["temperature=0.5", "greedy"]),
+        (["--weight-format", "bfloat16"], ["bfloat16", "model.embed_tokens.weight"]),
+    ],
+)
+def test_errors_in_one_line(run, arguments, words):
+    status, out, err = run("generate", "Emma", *arguments)
+    assert (status, out, len(err)) == (2, "", 1)
+    assert err[0].startswith("mojolearn: error: ")
+    for word in words:
+        assert word in err[0]
+
+
+def test_missing_package_names_the_extra(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    status, _, err = run("generate", "Emma")
+    assert (status, len(err)) == (2, 1)
+    assert "mojolearn-numba[hf]" in err[0]
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["generate"], ["generate", "a", "--bogus"], ["generate", "a", "--top-k", "x"]]
+)
+def test_misuse(run, capsys, arguments):
+    with pytest.raises(SystemExit) as caught:
+        run(*arguments)
+    assert caught.value.code == 2
+    assert "usage: mojolearn" in capsys.readouterr().err
+
+
+def test_version(run, capsys):
+    with pytest.raises(SystemExit) as caught:
+        run("--version")
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"mojolearn {mojolearn.__version__}\n"
+
+
+def test_info(run):
+    status, out, err = run("info")
+    assert (status, err) == (0, [])
+    assert mojolearn.__version__ in out
+    assert "numba" in out
+
+
+def test_interrupt_finishes_the_line(run, monkeypatch):
+    """Ctrl-C while the text comes: what is there stays, and the numbers are told."""
+    following = TokenStream.__next__
+
+    def interrupted(self):
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls == 4:
+            raise KeyboardInterrupt
+        return following(self)
+
+    monkeypatch.setattr(TokenStream, "__next__", interrupted)
+    status, out, err = run("generate", "Emma", "--greedy")
+    assert status == 130
+    assert out.startswith("Emma")
+    assert out.endswith("\n")
+    assert err[0].startswith("3 tokens in ")
+
+
+def test_interrupt_elsewhere(run, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Tokenizer, "load", interrupted)
+    assert run("generate", "Emma") == (130, "", [])
+
+
+class TestProcess:
+    """As a shell sees it."""
+
+    def test_offline_with_the_built_in_model(self, tmp_path):
+        done = subprocess.run(
+            [*COMMAND, "generate", "Once upon a time", "--seed", "1", "--max-new-tokens", "8"],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=os.environ
+            | {"PYTHONPATH": str(Path(mojolearn.__file__).parent.parent), "HF_HUB_OFFLINE": "1"},
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("Once upon a time")
+        assert done.stderr.splitlines()[-1].endswith("seed 1")
+
+    def test_reader_that_goes_away(self):
+        """``mojolearn generate ... | head -c 5``: no traceback."""
+        process = subprocess.Popen(
+            [*COMMAND, "generate", "Once upon a time", "--max-new-tokens", "400", "--greedy"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        process.stdout.read(5)
+        process.stdout.close()
+        err = process.stderr.read().decode()
+        process.stderr.close()
+        assert process.wait() == 141
+        assert "Traceback" not in err
+        assert "Error" not in err
+
+    def test_ctrl_c(self):
+        process = subprocess.Popen(
+            [*COMMAND, "generate", "Once upon a time", "--max-new-tokens", "490", "--greedy"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        process.stdout.read(20)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate()
+        assert process.returncode in (0, 130)  # 0 where the text was finished before the signal came
+        assert out.endswith(b"\n")
+        assert b"Traceback" not in err
+        assert b" tokens in " in err
+
+    def test_terminal_without_unicode(self, tmp_path):
+        done = subprocess.run(
+            [*COMMAND, "generate", "Émma", "--max-new-tokens", "2", "--greedy"],
+            capture_output=True,
+            env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(b"?mma")

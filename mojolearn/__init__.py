@@ -5,6 +5,7 @@ from mojolearn.block import TransformerBlock
 from mojolearn.machine import show_versions, warmup
 from mojolearn.models.causal_lm import CausalLM
 from mojolearn.models.tokenizer import Tokenizer
+from mojolearn.session import TransformerDecodeSession
 from mojolearn.state import TransformerState
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "CausalLM",
     "Tokenizer",
     "TransformerBlock",
+    "TransformerDecodeSession",
     "TransformerState",
     "__version__",
     "show_versions",

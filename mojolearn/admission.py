@@ -2,26 +2,48 @@
 
 import numpy as np
 
+from mojolearn.buffers import first_nonfinite
 from mojolearn.kernels import cache
 from mojolearn.scalars import kind
 from mojolearn.state import TransformerState
+from mojolearn.threads import run, workers
+
+NOTHING = np.empty(0, np.float32)
+ALL = 3  # what cache.all_finite answers when it finds nothing
 
 
-def first_nonfinite(flat):
-    """Index of the first infinity or NaN in a flat float32 array, or -1."""
-    return cache.first_nonfinite(flat.view(np.int32), 1, flat.size, flat.size)
+def check_finite(flat, name, shape):
+    """Refuse an infinity or NaN in a flat array of this shape; ``name``, with the method, starts the message."""
+    if cache.all_finite(flat, NOTHING, NOTHING) != ALL:
+        index = np.unravel_index(first_nonfinite(flat), shape)
+        place = ", ".join(str(i) for i in index)
+        raise ValueError(f"{name}[{place}] is {flat.reshape(shape)[index]}, which is not finite")
 
 
-def check_finite(flat, n_blocks, block, used, name, shape):
-    """Refuse an infinity or NaN in the first ``used`` of every ``block`` numbers; ``name`` starts the message."""
-    at = cache.first_nonfinite(flat.view(np.int32), n_blocks, block, used)
-    if at >= 0:
-        index = ", ".join(str(i) for i in np.unravel_index(at, shape))
-        raise ValueError(f"{name}[{index}] is {flat[at]}, which is not finite")
+def check_cache(state, block, used, method):
+    """Refuse an infinity or NaN among the first ``used`` of every ``block`` numbers of a state's buffers."""
+    n_blocks = state.batch_size * state.n_kv_heads
+    n_workers = workers(n_blocks * used)
+    broken = np.zeros(n_workers, np.int64)
+    run(
+        cache.scan_serial, cache.scan_parallel, n_workers,
+        state._k, state._v, n_blocks, block, used, broken,
+    )  # fmt: skip
+    if broken.any():
+        for name, flat in (("k_cache", state._k), ("v_cache", state._v)):
+            for first in range(0, n_blocks * block, block):
+                at = first_nonfinite(flat[first : first + used])
+                if at is not None:
+                    raise ValueError(
+                        f"{method}: {name}[{first + at}] is {flat[first + at]}, which is not finite"
+                    )
 
 
-def admit_state(state, options, B, L, method):
-    """Check a state against a block's options and L new tokens for B rows; returns its ``cached_tokens``."""
+def admit_state(state, options, B, L, method, session=None):
+    """Check a state against a block's options and L new tokens for B rows; returns its ``cached_tokens``.
+
+    session: the decode session that makes the call, if one does.
+    """
     if not isinstance(state, TransformerState):
         raise TypeError(f"{method}: state must be a TransformerState, not {kind(state)}")
     for name, wanted, whose in (
@@ -34,22 +56,27 @@ def admit_state(state, options, B, L, method):
             raise ValueError(
                 f"{method}: the state has {name}={getattr(state, name)}, but {whose} has {wanted}"
             )
+    if state.session is not session:
+        raise ValueError(
+            f"{method}: the state is in an open decode session; call the session's step or forward, or close it first"
+        )
+    cached = admit_length(state, L, method)
+    slots = (
+        state.capacity if options.window else cached
+    )  # without a window the blocks are packed at this length
+    if cached:
+        check_cache(state, slots * options.head_dim, min(cached, slots) * options.head_dim, method)
+    return cached
+
+
+def admit_length(state, L, method):
+    """Check a state's ``cached_tokens``, and that L more tokens fit; returns it."""
     cached = state.checked_length(method)
     if cached + L > state.max_tokens:
         raise ValueError(
             f"{method}: the state holds {cached} tokens and has room for max_tokens={state.max_tokens}; "
             f"{L} more do not fit. Allocate a state with a larger max_tokens"
         )
-    slots = (
-        state.capacity if options.window else cached
-    )  # without a window the blocks are packed at this length
-    n_blocks, block, used = (
-        B * options.n_kv_heads,
-        slots * options.head_dim,
-        min(cached, slots) * options.head_dim,
-    )
-    for name, flat in (("k_cache", state._k), ("v_cache", state._v)):
-        check_finite(flat, n_blocks, block, used, f"{method}: {name}", flat.shape)
     return cached
 
 
@@ -66,8 +93,23 @@ def check_positions(end, max_positions, exact, method):
 
 def check_overflow(y, new_k, new_v, method):
     """Refuse infinities and NaN that finite inputs led to."""
-    for name, flat in (("the output", y), ("a new key", new_k), ("a new value", new_v)):
-        if first_nonfinite(flat) >= 0:
-            raise ValueError(
-                f"{method}: {name} is too large for float32; x or the weights are too large (a state is unchanged)"
-            )
+    which = cache.all_finite(y, new_k, new_v)
+    if which != ALL:
+        what = ("the output", "a new key", "a new value")[which]
+        raise ValueError(
+            f"{method}: {what} is too large for float32; x or the weights are too large (a state is unchanged)"
+        )
+
+
+def settle(commits):
+    """Call what writes the states after everything has succeeded: all of it, even if an interrupt comes between.
+
+    Each commit is one kernel call that does nothing when it was done before.
+    """
+    try:
+        for commit in commits:
+            commit()
+    except BaseException:
+        for commit in commits:
+            commit()
+        raise

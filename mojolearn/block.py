@@ -4,13 +4,21 @@ from functools import partial
 
 import numpy as np
 
-from mojolearn.admission import admit_state, check_finite, check_overflow, check_positions, first_nonfinite
-from mojolearn.buffers import admit_input, admit_integer, admit_lengths
-from mojolearn.kernels.cache import commit
+from mojolearn.admission import (
+    admit_state,
+    check_finite,
+    check_overflow,
+    check_positions,
+    settle,
+)
+from mojolearn.buffers import admit_input, admit_integer, admit_lengths, first_nonfinite
+from mojolearn.kernels.cache import commit_parallel, commit_serial
 from mojolearn.layers import NOTHING
 from mojolearn.options import MOST_POSITIONS, BlockOptions
 from mojolearn.pipeline import Pipeline
+from mojolearn.session import TransformerDecodeSession
 from mojolearn.state import TransformerState
+from mojolearn.threads import run, workers
 from mojolearn.weights import admit_weights, infer_sizes
 
 NAME = "TransformerBlock"
@@ -244,36 +252,72 @@ class TransformerBlock:
             )
         return self._call(x, state, method)
 
+    def decode_session(self, state):
+        """Open a session on a state: the fast way to many single steps over a long cache.
+
+        Parameters
+        ----------
+        state : TransformerState
+            Its cache is copied into a layout made for decoding; until the session is closed only the session
+            advances it.
+
+        Returns
+        -------
+        TransformerDecodeSession
+            A context manager with `step` and `forward` of its own, the same bits as the block's.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a state that does not fit, or is in a session already.
+
+        Examples
+        --------
+        ``with block.decode_session(state) as session: y = session.step(x)``
+        """
+        return TransformerDecodeSession(self, state)
+
     def _call(self, x, state, method):
-        """`forward` after its input was admitted: check, compute, and only then write the state."""
-        B, L, d_model = x.shape
-        cached = 0 if state is None else admit_state(state, self.options, B, L, method)
-        self._check_positions(cached + L, method)
+        """`forward` after its input was admitted."""
         tokens = x.reshape(-1)
-        check_finite(tokens, 1, tokens.size, tokens.size, f"{method}: x", x.shape)
+        check_finite(tokens, f"{method}: x", x.shape)
+        y, commit = self._advance(tokens, x.shape[0], x.shape[1], state, method)
+        settle([commit])
+        return y.reshape(x.shape)
+
+    def _advance(self, tokens, B, L, state, method, session=None):
+        """Compute the outputs of flat tokens (B, L, d_model), and what writes the state: (y, commit).
+
+        Nothing of the caller's has changed before ``commit`` is called. Without a state there is nothing to write.
+        """
+        o = self.options
+        cached = 0 if state is None else admit_state(state, o, B, L, method, session)
+        check_positions(cached + L, o.max_positions, self._positions, method)
         starts = np.arange(0, (B + 1) * L, L)
         positions = np.arange(cached, cached + L)
-        y, new_k, new_v = self._pipeline.run(
-            tokens, starts, L, positions if B == 1 else np.tile(positions, B), cached,
-            NOTHING if state is None else state._k, NOTHING if state is None else state._v,
+        attend = partial(
+            self._pipeline.attend, starts=starts, longest=L, cached=cached,
+            k_cache=NOTHING if state is None else state._k, v_cache=NOTHING if state is None else state._v,
         )  # fmt: skip
+        y, new_k, new_v = self._pipeline.run(
+            tokens, starts, positions if B == 1 else np.tile(positions, B), attend
+        )
         check_overflow(y, new_k, new_v, method)
-        if state is not None:
-            n_blocks = B * self.options.n_kv_heads
-            commit(state._k, state._v, new_k, new_v, n_blocks, cached, L, self.options.head_dim,
-                   self.options.window, state._held)  # fmt: skip
-        return y.reshape(B, L, d_model)
-
-    def _check_positions(self, end, method):
-        check_positions(end, self.options.max_positions, self._positions, method)
+        if state is None:
+            return y, do_nothing
+        n_workers = min(2, workers((cached if o.window == 0 else L) * B * o.kv_width))
+        return y, partial(
+            run, commit_serial, commit_parallel, n_workers, state._k, state._v, new_k, new_v, B * o.n_kv_heads,
+            cached, L, o.head_dim, o.window, state._held,
+        )  # fmt: skip
 
     def _ragged(self, x, lengths, method):
         """Rows of different lengths, without a state: only the real tokens are computed, packed together."""
-        self._check_positions(int(lengths.max()), method)
+        check_positions(int(lengths.max()), self.options.max_positions, self._positions, method)
         real = np.arange(x.shape[1]) < lengths[:, None]
         tokens = x[real]
-        at = first_nonfinite(tokens.reshape(-1))
-        if at >= 0:
+        at = first_nonfinite(tokens)
+        if at is not None:
             token, column = divmod(at, x.shape[2])
             b, t = np.argwhere(real)[token]
             raise ValueError(
@@ -281,13 +325,23 @@ class TransformerBlock:
             )
         starts = np.concatenate([[0], np.cumsum(lengths)])
         positions = np.concatenate([np.arange(n) for n in lengths])
-        y, new_k, new_v = self._pipeline.run(
-            tokens.reshape(-1), starts, int(lengths.max()), positions, 0, NOTHING, NOTHING
+        attend = partial(
+            self._pipeline.attend,
+            starts=starts,
+            longest=int(lengths.max()),
+            cached=0,
+            k_cache=NOTHING,
+            v_cache=NOTHING,
         )
+        y, new_k, new_v = self._pipeline.run(tokens.reshape(-1), starts, positions, attend)
         check_overflow(y, new_k, new_v, method)
         out = np.zeros(x.shape, np.float32)
         out[real] = y.reshape(-1, x.shape[2])
         return out
+
+
+def do_nothing():
+    """What there is to commit without a state."""
 
 
 def _rebuild(weights, options):

@@ -23,12 +23,17 @@ KEPT = 1 << 22  # float32 numbers of scratch that a thread keeps at the most (16
 CACHE_LINE = 64  # bytes; a register load that crosses two lines takes twice as long
 
 
-def aligned_empty(size, dtype=np.float32):
+def aligned_empty(size, dtype=np.float32, make=np.empty):
     """A flat array that starts on a cache line."""
     item = np.dtype(dtype).itemsize
-    raw = np.empty(size + CACHE_LINE // item, dtype)
+    raw = make(size + CACHE_LINE // item, dtype)
     skip = -raw.__array_interface__["data"][0] % CACHE_LINE // item
     return raw[skip : skip + size]
+
+
+def aligned_zeros(size):
+    """The same, of zeros; takes memory only where it is written."""
+    return aligned_empty(size, make=np.zeros)
 
 
 class _Scratch(threading.local):

@@ -5,7 +5,7 @@ It reads a cache and gives new arrays; checking what comes in and writing a stat
 
 import numpy as np
 
-from mojolearn.kernels import attention, rotary
+from mojolearn.kernels import attention, decode, rotary
 from mojolearn.layers import NOTHING, Linear, Norm, scratch
 from mojolearn.rope import inverse_frequencies
 from mojolearn.threads import run, workers
@@ -45,6 +45,7 @@ class Pipeline:
         if options.qk_norm:
             kind = "rmsnorm_offset" if options.norm == "rmsnorm_offset" else "rmsnorm"
             self.q_norm, self.k_norm = norm("q_norm", kind), norm("k_norm", kind)
+        self.scale, self.softcap = options.scale, np.float32(options.attn_softcap or 0)
         frequencies = inverse_frequencies(options)
         self.highest_frequency = float(frequencies.max())
         self.frequencies = np.zeros(-(-frequencies.size // PADDING) * PADDING, np.float32)
@@ -55,7 +56,7 @@ class Pipeline:
         """Bytes of the packed weights."""
         return sum(layer.nbytes for layer in (self.qkv, self.out, self.up, self.down))
 
-    def run(self, tokens, starts, longest, positions, cached, k_cache, v_cache):
+    def run(self, tokens, starts, positions, attend):
         """The block over packed tokens: norm, projections, attention, residual, norm, MLP, residual.
 
         Parameters
@@ -64,14 +65,10 @@ class Pipeline:
             Row b of the batch lies from token starts[b] to token starts[b + 1].
         starts : ndarray of int64, shape (B + 1,)
             Where the rows of the batch start.
-        longest : int
-            Tokens of the longest row.
         positions : ndarray of int64, shape (n,)
             Absolute positions of the tokens.
-        cached : int
-            Tokens that the cache holds.
-        k_cache, v_cache : ndarray of float32
-            The buffers of a state, only read; empty without one.
+        attend : callable
+            ``attend(qkv, new_k, new_v)`` gives the contexts: `attend` or `attend_resident` with the rest filled in.
 
         Returns
         -------
@@ -83,7 +80,7 @@ class Pipeline:
         n = positions.size
         qkv = self.qkv.flat(self.input_norm.flat(tokens, n), n)
         new_k, new_v = self._arrange(qkv, starts, positions)
-        context = self._attend(qkv, starts, longest, cached, k_cache, v_cache, new_k, new_v)
+        context = attend(qkv, new_k, new_v)
         residual = self.out.flat(context, n, tokens)
         hidden = self.up.flat(self.post_norm.flat(residual, n), n)
         return self.down.flat(hidden, n, residual), new_k, new_v
@@ -95,16 +92,20 @@ class Pipeline:
         new_v = np.empty(positions.size * o.kv_width, np.float32)
         q_gain, k_gain = (self.q_norm.gain, self.k_norm.gain) if o.qk_norm else (NOTHING, NOTHING)
         n_workers = workers(qkv.size)
-        table = scratch(n_workers * 2 * self.frequencies.size)
         run(
             rotary.arrange_serial, rotary.arrange_parallel, n_workers,
             qkv, starts, positions, starts.size - 1, o.n_heads, o.n_kv_heads, o.head_dim, q_gain, k_gain,
-            self.input_norm.eps, self.frequencies, o.rope_dim // 2, new_k, new_v, table,
+            self.input_norm.eps, self.frequencies, o.rope_dim // 2, new_k, new_v,
+            scratch(n_workers * 2 * self.frequencies.size),
         )  # fmt: skip
         return new_k, new_v
 
-    def _attend(self, qkv, starts, longest, cached, k_cache, v_cache, new_k, new_v):
-        """Attention of the turned queries; returns the contexts, (n, n_heads * HD) flat."""
+    def attend(self, qkv, new_k, new_v, *, starts, longest, cached, k_cache, v_cache):
+        """Attention over a state's buffers (only read; empty without a state) and the new keys and values.
+
+        longest: tokens of the longest row; cached: tokens that the buffers hold. Returns the contexts, flat
+        (n, n_heads * HD).
+        """
         o = self.options
         n = int(starts[-1])
         seen = min(cached + longest, o.window or cached + longest)
@@ -114,8 +115,20 @@ class Pipeline:
         run(
             attention.attention_serial, attention.attention_parallel, n_workers,
             qkv, starts, longest, starts.size - 1, o.n_heads, o.n_kv_heads, o.head_dim, k_cache, v_cache, cached,
-            o.window, o.scale, np.float32(o.attn_softcap or 0), new_k, new_v, context,
-            scratch(n_workers * size), size,
+            o.window, self.scale, self.softcap, new_k, new_v, context, scratch(n_workers * size), size,
+        )  # fmt: skip
+        return context
+
+    def attend_resident(self, qkv, new_k, new_v, *, batch_size, cached, keys, values, slots, capacity):
+        """Attention of one token per row over a session's resident cache (`mojolearn.kernels.decode`)."""
+        o = self.options
+        n_workers = workers(2 * batch_size * o.q_width * min(cached + 1, capacity))
+        size = decode.scratch_size(slots, o.head_dim)
+        context = np.empty(batch_size * o.q_width, np.float32)
+        run(
+            decode.decode_serial, decode.decode_parallel, n_workers,
+            qkv, batch_size, o.n_heads, o.n_kv_heads, o.head_dim, keys, values, slots, capacity, cached,
+            self.scale, self.softcap, new_k, new_v, context, scratch(n_workers * size), size,
         )  # fmt: skip
         return context
 

@@ -74,6 +74,7 @@ class TransformerState:
         check_disjoint(self._k, self._v, METHOD)
         self._held = np.zeros(1, np.int64)  # a cell, so that a kernel can update it together with the buffers
         self._refused = None
+        self._session = None
         self.cached_tokens = cached_tokens
         self.checked_length(METHOD)
 
@@ -135,6 +136,16 @@ class TransformerState:
         except (TypeError, ValueError):
             self._refused = (value,)  # the next call says what is wrong with it
 
+    @property
+    def session(self):
+        """The open `TransformerDecodeSession` that advances this state, or None."""
+        return self._session
+
+    def _bring_up_to_date(self):
+        """Let an open session write what it has decoded into the buffers."""
+        if self._session is not None:
+            self._session.sync_state()
+
     def checked_length(self, method):
         """``cached_tokens``, or the exception that a call by the public name ``method`` raises for it."""
         return admit_integer(self.cached_tokens, "cached_tokens of the state", method, 0, self._max_tokens)
@@ -147,6 +158,7 @@ class TransformerState:
     def _held_tokens(self, flat, name):
         """The held [B, KV, S, HD] of a buffer: a view, or under a window a copy in ascending position order."""
         length = self.checked_length(f"{METHOD}.{name}")
+        self._bring_up_to_date()
         shape = (self._batch_size, self._n_kv_heads, -1, self._head_dim)
         if not self._window:
             used = self._batch_size * self._n_kv_heads * length * self._head_dim
@@ -199,6 +211,7 @@ class TransformerState:
     def _arguments(self):
         """What rebuilds this state: the arguments of the class, with copies of the buffers."""
         length = self.checked_length(f"{METHOD}.copy")
+        self._bring_up_to_date()
         return (self._batch_size, self._n_kv_heads, self._head_dim, self._max_tokens,
                 self._k.copy(), self._v.copy(), length, self._window)  # fmt: skip
 
@@ -214,6 +227,8 @@ class TransformerState:
     def __eq__(self, other):
         if not isinstance(other, TransformerState):
             return NotImplemented
+        self._bring_up_to_date()
+        other._bring_up_to_date()
         names = ("batch_size", "n_kv_heads", "head_dim", "max_tokens", "window", "cached_tokens")
         return all(getattr(self, name) == getattr(other, name) for name in names) and all(
             np.array_equal(mine.view(np.uint32), theirs.view(np.uint32))

@@ -4,10 +4,12 @@ from functools import partial
 
 import numpy as np
 
+from mojolearn.admission import settle
+from mojolearn.models.decode import CausalLMDecodeSession
 from mojolearn.models.generation import TokenStream
 from mojolearn.models.ids import admit_ids
-from mojolearn.models.loading import load_parts, retold
-from mojolearn.models.model_state import CausalLMState, Undo, admit_state
+from mojolearn.models.loading import load_parts
+from mojolearn.models.model_state import CausalLMState, admit_state
 from mojolearn.models.tokenizer import Tokenizer
 from mojolearn.scalars import kind
 from mojolearn.weights import widen
@@ -171,25 +173,49 @@ class CausalLM:
         held = admit_state(state, self.n_layers, *ids.shape, "CausalLM.step")
         return self._run(ids, state, held, "CausalLM.step")[:, 0]
 
-    def _run(self, ids, state, held, method, *, last=False):
-        """Logits of all positions, or of the last only: every layer's state moves on, or none does."""
+    def decode_session(self, state):
+        """Open a session on a state: the fast way to many single steps, see `TransformerDecodeSession`.
+
+        Parameters
+        ----------
+        state : CausalLMState
+            The tokens before; until the session is closed only the session advances it.
+
+        Returns
+        -------
+        CausalLMDecodeSession
+            A context manager with a ``step`` of its own, the same bits as the model's.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a state that does not fit, or is in a session already.
+
+        Examples
+        --------
+        ``with lm.decode_session(state) as session: logits = session.step(ids)``
+        """
+        return CausalLMDecodeSession(self, state)
+
+    def _run(self, ids, state, held, method, *, last=False, sessions=None):
+        """Logits of all positions, or of the last only: every layer's state moves on, or none does.
+
+        Each layer only reads its cache; all are written at the end. sessions: those of the layers, if there are.
+        """
         B, L = ids.shape
         self._check_positions(held + L, method)
-        undo = []
-        try:
-            x = widen(self._embedding[ids])
-            for layer, block in enumerate(self.blocks):
-                block_state = None
-                if state is not None:
-                    block_state = state.blocks[layer]
-                    undo.append(Undo(block_state, L))
-                x = _call_block(block, x, block_state, f"{method}: layer {layer}")
-            rows = x[:, -1:] if last else x
-            logits = self._head(self._norm(np.ascontiguousarray(rows).reshape(-1, self.d_model)))
-        except BaseException:  # also an interrupt from the keyboard
-            for entry in reversed(undo):
-                entry.back()
-            raise
+        tokens = np.ascontiguousarray(widen(self._embedding[ids])).reshape(-1)
+        commits = []
+        for layer, block in enumerate(self.blocks):
+            where = f"{method}: layer {layer}"
+            if sessions is not None:
+                tokens, commit = sessions[layer]._advance(tokens, B, where)
+            else:
+                tokens, commit = block._advance(tokens, B, L, state and state.blocks[layer], where)
+            commits.append(commit)
+        rows = tokens.reshape(B, L, -1)[:, -1:] if last else tokens
+        logits = self._head(self._norm(np.ascontiguousarray(rows).reshape(-1, self.d_model)))
+        settle(commits)
         return logits.reshape(B, -1, self.vocab_size)
 
     def _check_positions(self, end, method):
@@ -309,10 +335,3 @@ class CausalLM:
         stream = TokenStream(self, [ids], max_new_tokens, method, **options)
         text = tokenizer.decode_stream(ids)
         return prompt + "".join(text.step(int(new[0])) for new in stream) + text.flush()
-
-
-def _call_block(block, x, state, where):
-    try:
-        return block.forward(x, state)
-    except (TypeError, ValueError) as error:
-        raise retold(error, where) from error

@@ -55,7 +55,7 @@ class TokenStream:
             lm._check_positions(L + self.max_new_tokens - 1, method)  # the last token is not run
             state = lm.allocate_state(B, L + self.max_new_tokens - 1)
             logits = lm._run(ids, state, 0, method, last=True)[:, 0]
-            self._tokens = self._generate(lm, state, logits, bases, method)
+            self._tokens = self._generate(lm, state, logits, bases)
 
     def __iter__(self):
         return self
@@ -63,8 +63,11 @@ class TokenStream:
     def __next__(self):
         return next(self._tokens)
 
-    def _generate(self, lm, state, logits, bases, method):
+    def _generate(self, lm, state, logits, bases):
         active = np.ones(len(bases), bool)
+        session = lm.decode_session(
+            state
+        )  # the state is the stream's own, so nobody needs it synced or closed
         for n in range(self.max_new_tokens):
             new = np.full(len(bases), self.pad_token_id, np.int64)
             for row in np.flatnonzero(active):
@@ -73,7 +76,7 @@ class TokenStream:
             yield new.copy()
             if n + 1 == self.max_new_tokens or not active.any():
                 return
-            logits = lm._run(new[:, None], state, state.cached_tokens, method)[:, 0]
+            logits = session.step(new)
 
 
 def _admit_eos(ids, vocab_size, method):

@@ -127,36 +127,3 @@ def admit_state(state, n_layers, B, L, method):
                 "Allocate a state with a larger max_tokens"
             )
     return first
-
-
-class Undo:
-    """Takes one layer's state back to where it was before ``new`` tokens were added.
-
-    A model call must change all layers or none, but layer 0 has moved on long before layer 5 can fail. Copying
-    every cache beforehand would cost as much as a decode step. Adding tokens only *moves* what a packed cache
-    holds and overwrites the spare room behind it (in a ring: the slots of the oldest tokens); so those few
-    values are remembered, and the rest can be moved back.
-    """
-
-    def __init__(self, state, new):
-        self.state, self.held, self.buffers = state, state.cached_tokens, (state._k, state._v)
-        heads, window, head_dim = state.batch_size * state.n_kv_heads, state.window, state.head_dim
-        self.packed = None if window else (heads, self.held + new, head_dim)
-        if window:
-            slots = np.arange(self.held + max(0, new - window), self.held + new) % window
-            rows = (np.arange(heads)[:, None] * window + slots)[:, :, None]
-            self.place = (rows * head_dim + np.arange(head_dim)).reshape(-1)
-        else:
-            self.place = slice(heads * self.held * head_dim, heads * (self.held + new) * head_dim)
-        self.overwritten = [buffer[self.place].copy() for buffer in self.buffers]
-
-    def back(self):
-        """Restore every byte, unless the layer was never reached or refused: then it has not changed."""
-        if self.state.cached_tokens == self.held:
-            return
-        for buffer, values in zip(self.buffers, self.overwritten):
-            if self.packed:
-                start, stop = self.place.start, self.place.stop
-                buffer[:start] = buffer[:stop].reshape(self.packed)[:, : self.held].reshape(-1)
-            buffer[self.place] = values
-        self.state.cached_tokens = self.held

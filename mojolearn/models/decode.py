@@ -1,0 +1,95 @@
+"""Decoding a whole model through sessions: one `TransformerDecodeSession` per layer, which move together."""
+
+from mojolearn.models.ids import admit_ids
+from mojolearn.models.model_state import admit_state
+
+NAME = "CausalLMDecodeSession"
+
+
+class CausalLMDecodeSession:
+    """Decode token by token with the caches of all layers in their resident layout.
+
+    Parameters
+    ----------
+    lm : CausalLM
+        The model.
+    state : CausalLMState
+        Its state; advanced by the session alone until that is closed.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a state that does not fit, or is in a session already; no layer is then in one.
+
+    Examples
+    --------
+    See `CausalLM.decode_session`, which opens one.
+    """
+
+    def __init__(self, lm, state):
+        method = "CausalLM.decode_session"
+        batch_size = getattr(state, "batch_size", 0)
+        admit_state(state, lm.n_layers, batch_size, 0, method)
+        self._lm, self._state, self._layers = lm, state, []
+        try:
+            for block, block_state in zip(lm.blocks, state.blocks, strict=True):
+                self._layers.append(block.decode_session(block_state))
+        except BaseException:
+            self.discard()
+            raise
+
+    @property
+    def state(self):
+        """The state of the session."""
+        return self._state
+
+    @property
+    def is_open(self):
+        """Whether the session can still be used."""
+        return all(layer.is_open for layer in self._layers)
+
+    def step(self, ids):
+        """Compute the logits after one more token per row, as `CausalLM.step`.
+
+        Parameters
+        ----------
+        ids : array or list of int, shape (B,) or (B, 1)
+            Token ids.
+
+        Returns
+        -------
+        ndarray of float32, shape (B, vocab_size)
+            They predict the next token.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `CausalLM.step`, and when the session is closed. No layer has then changed.
+        """
+        method = f"{NAME}.step"
+        if not self.is_open:
+            raise ValueError(f"{method}: the session is closed; open another with lm.decode_session(state)")
+        ids = admit_ids(ids, self._lm.vocab_size, method, step=True)
+        held = admit_state(self._state, self._lm.n_layers, *ids.shape, method)
+        return self._lm._run(ids, self._state, held, method, sessions=self._layers)[:, 0]
+
+    def sync_state(self):
+        """Write all tokens into the buffers of the states; the session stays open."""
+        for layer in self._layers:
+            layer.sync_state()
+
+    def close(self):
+        """Write all tokens into the buffers of the states and end the session; closing twice is harmless."""
+        for layer in self._layers:
+            layer.close()
+
+    def discard(self):
+        """End the session without writing: the states are as they were at the last `sync_state`."""
+        for layer in self._layers:
+            layer.discard()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()

@@ -1,0 +1,236 @@
+"""`TransformerDecodeSession`: a state's cache in a resident layout, for many single steps."""
+
+from functools import partial
+
+import numpy as np
+
+from mojolearn.admission import (
+    admit_length,
+    admit_state,
+    check_finite,
+    check_overflow,
+    check_positions,
+    settle,
+)
+from mojolearn.buffers import admit_input
+from mojolearn.kernels import decode
+from mojolearn.layers import aligned_zeros
+
+NAME = "TransformerDecodeSession"
+
+
+class TransformerDecodeSession:
+    """Decode with a block and a state without repacking the cache at each token.
+
+    The state's buffers are packed at the used length, so a plain `TransformerBlock.step` moves and checks all of them.
+    A session copies them once into a layout in which a new token moves nothing, and writes them back when asked or
+    closed. Outputs and buffers are bit for bit those of the plain calls.
+
+    While it is open, ``state.cached_tokens`` is current and ``state.keys()``, ``state.values()`` and copies see every
+    token; only the raw buffers lag behind until `sync_state` or `close`. The block's own calls refuse the state.
+
+    Parameters
+    ----------
+    block : TransformerBlock
+        The block.
+    state : TransformerState
+        The state; must fit the block and be in no other session.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For a state that does not fit, saying what is wanted.
+
+    Examples
+    --------
+    See `TransformerBlock.decode_session`, which opens one.
+    """
+
+    def __init__(self, block, state):
+        method = "TransformerBlock.decode_session"
+        cached = admit_state(state, block.options, getattr(state, "batch_size", 0), 0, method)
+        self._block, self._state = block, state
+        n_blocks = state.batch_size * state.n_kv_heads
+        self._slots, key_size, value_size = decode.resident_sizes(n_blocks, state.capacity, state.head_dim)
+        try:
+            self._keys, self._values = aligned_zeros(key_size), aligned_zeros(value_size)
+        except (MemoryError, ValueError):
+            raise MemoryError(
+                f"{method}: the session's copy of the cache needs {4 * (key_size + value_size)} bytes, which this "
+                "machine does not have"
+            ) from None
+        self._count = np.zeros(1, np.int64)  # tokens in the resident layout
+        self._take(cached)
+        self._open = True
+        state._session = self
+
+    @property
+    def state(self):
+        """The state of the session."""
+        return self._state
+
+    @property
+    def is_open(self):
+        """Whether the session can still be used."""
+        return self._open
+
+    def step(self, x):
+        """Process one token of each sequence, as `TransformerBlock.step`.
+
+        Parameters
+        ----------
+        x : float32 array of shape (B, d_model) or (B, 1, d_model)
+            Inputs.
+
+        Returns
+        -------
+        ndarray of float32, shape (B, 1, d_model)
+            C-contiguous.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `TransformerBlock.step`, and when the session is closed. Nothing has then changed.
+        """
+        return self._call(admit_input(x, self._block.d_model, f"{NAME}.step", step=True), f"{NAME}.step")
+
+    def forward(self, x):
+        """Process L tokens of each sequence, as `TransformerBlock.forward`.
+
+        More than one token goes through the state's own buffers: they are written back, advanced and loaded again.
+
+        Parameters
+        ----------
+        x : float32 array of shape (B, L, d_model)
+            Inputs.
+
+        Returns
+        -------
+        ndarray of float32, shape (B, L, d_model)
+            C-contiguous.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `TransformerBlock.forward`, and when the session is closed. Nothing has then changed.
+        """
+        return self._call(admit_input(x, self._block.d_model, f"{NAME}.forward"), f"{NAME}.forward")
+
+    def _call(self, x, method):
+        self._check_open(method)
+        tokens = x.reshape(-1)
+        check_finite(tokens, f"{method}: x", x.shape)
+        B, L, _ = x.shape
+        if L == 1:
+            y, commit = self._advance(tokens, B, method)
+            settle([commit])
+        else:
+            self.sync_state()
+            y, commit = self._block._advance(tokens, B, L, self._state, method, session=self)
+            settle([commit])
+            self.load_state()
+        return y.reshape(x.shape)
+
+    def _advance(self, tokens, B, method):
+        """The outputs of one token per row, and what adds them to the cache: (y, commit)."""
+        state, o, pipeline = self._state, self._block.options, self._block._pipeline
+        if B != state.batch_size:
+            raise ValueError(f"{method}: the state has batch_size={state.batch_size}, but x has {B}")
+        cached = admit_length(state, 1, method)
+        if cached != self._count[0]:
+            if self._is_ahead():
+                raise ValueError(
+                    f"{method}: cached_tokens of the state was set to {cached}, but the session holds "
+                    f"{self._count[0]} tokens; set it before opening a session, or after close or discard"
+                )
+            self.load_state()
+        check_positions(cached + 1, o.max_positions, self._block._positions, method)
+        resident = {
+            "keys": self._keys,
+            "values": self._values,
+            "slots": self._slots,
+            "capacity": state.capacity,
+        }
+        attend = partial(pipeline.attend_resident, batch_size=B, cached=cached, **resident)
+        y, new_k, new_v = pipeline.run(tokens, np.arange(B + 1), np.full(B, cached), attend)
+        check_overflow(y, new_k, new_v, method)
+        return y, partial(
+            decode.append, self._keys, self._values, new_k, new_v, B * o.n_kv_heads, cached % state.capacity,
+            self._slots, o.head_dim, state._held, self._count, cached,
+        )  # fmt: skip
+
+    def _is_ahead(self):
+        """Does the resident layout hold tokens that the state's buffers do not?"""
+        return self._count[0] != self._synced
+
+    def _check_open(self, method):
+        if not self._open:
+            raise ValueError(
+                f"{method}: the session is closed; open another with block.decode_session(state)"
+            )
+
+    def _layout(self):
+        """Blocks, slots from block to block in the state's buffers, slots used, head_dim, slots in the session."""
+        state = self._state
+        used = min(int(self._count[0]), state.capacity)
+        return (state.batch_size * state.n_kv_heads, state.window or used, used, state.head_dim, self._slots)
+
+    def sync_state(self):
+        """Write all tokens into the state's buffers; the session stays open.
+
+        Raises
+        ------
+        ValueError
+            When the session is closed.
+        """
+        self._check_open(f"{NAME}.sync_state")
+        if self._is_ahead():
+            decode.move_out(self._keys, self._values, *self._layout(), self._state._k, self._state._v)
+            self._synced = int(self._count[0])
+
+    def load_state(self):
+        """Take over the state's buffers and ``cached_tokens``, dropping what was not synced.
+
+        Raises
+        ------
+        TypeError, ValueError
+            When the session is closed, and for ``cached_tokens`` or a cache that a block would refuse.
+        """
+        method = f"{NAME}.load_state"
+        self._check_open(method)
+        state = self._state
+        cached = admit_state(state, self._block.options, state.batch_size, 0, method, session=self)
+        self._take(cached)
+
+    def _take(self, cached):
+        """Copy ``cached`` tokens from the state's buffers, which then hold all that the session holds."""
+        state = self._state
+        self._synced = self._count[0] = cached
+        decode.settle_in(state._k, state._v, *self._layout(), self._keys, self._values)
+
+    def close(self):
+        """Write all tokens into the state's buffers and end the session; closing twice is harmless."""
+        if self._open:
+            self.sync_state()
+            self._release()
+
+    def discard(self):
+        """End the session without writing: the state is as it was at the last `sync_state`."""
+        if self._open:
+            self._state.cached_tokens = self._synced
+            self._release()
+
+    def _release(self):
+        self._state._session = None
+        self._open = False
+        self._keys = self._values = None
+
+    def __enter__(self):
+        self._check_open(f"{NAME}.__enter__")
+        return self
+
+    def __exit__(self, *exception):
+        self.close()
+
+    def __repr__(self):
+        return f"TransformerDecodeSession({'open' if self._open else 'closed'}, {self._state!r})"

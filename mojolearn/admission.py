@@ -26,7 +26,7 @@ def check_cache(state, block, used, method):
     n_workers = workers(n_blocks * used)
     broken = np.zeros(n_workers, np.int64)
     run(
-        cache.scan_serial, cache.scan_parallel, n_workers,
+        cache.scan_serial, cache.scan_parallel, n_workers, n_blocks * used,
         state._k, state._v, n_blocks, block, used, broken,
     )  # fmt: skip
     if broken.any():

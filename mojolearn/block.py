@@ -305,10 +305,10 @@ class TransformerBlock:
         check_overflow(y, new_k, new_v, method)
         if state is None:
             return y, do_nothing
-        n_workers = min(2, workers((cached if o.window == 0 else L) * B * o.kv_width))
+        work = (cached if o.window == 0 else L) * B * o.kv_width
         return y, partial(
-            run, commit_serial, commit_parallel, n_workers, state._k, state._v, new_k, new_v, B * o.n_kv_heads,
-            cached, L, o.head_dim, o.window, state._held,
+            run, commit_serial, commit_parallel, min(2, workers(work)), work, state._k, state._v, new_k, new_v,
+            B * o.n_kv_heads, cached, L, o.head_dim, o.window, state._held,
         )  # fmt: skip
 
     def _ragged(self, x, lengths, method):

@@ -6,7 +6,7 @@ It reads a cache and gives new arrays; checking what comes in and writing a stat
 import numpy as np
 
 from mojolearn.kernels import attention, decode, rotary
-from mojolearn.layers import NOTHING, Linear, Norm, scratch
+from mojolearn.layers import NOTHING, Arena, Linear, Norm, packed_nbytes, scratch
 from mojolearn.rope import inverse_frequencies
 from mojolearn.threads import run, workers
 
@@ -36,11 +36,19 @@ class Pipeline:
         self.options = options
         self.input_norm = norm("input_layernorm")
         self.post_norm = norm("post_attention_layernorm")
-        self.qkv = Linear(np.concatenate([w[f"{name}.weight"] for name in PROJECTIONS]), bias(*PROJECTIONS))
-        self.out = Linear(w["o_proj.weight"], bias("o_proj"))
+        qkv = np.concatenate([w[f"{name}.weight"] for name in PROJECTIONS])
+        matrices = (qkv, w["o_proj.weight"], w["up_proj.weight"], w["down_proj.weight"])
+        room = sum(packed_nbytes(*m.shape, m.itemsize) for m in matrices)
+        if options.gated:
+            room += packed_nbytes(*w["gate_proj.weight"].shape, qkv.itemsize)
+        arena = Arena(room)
+        self.qkv = Linear(qkv, bias(*PROJECTIONS), place=arena)
+        self.out = Linear(w["o_proj.weight"], bias("o_proj"), place=arena)
         gate = {"gate": w["gate_proj.weight"], "gate_bias": bias("gate_proj")} if options.gated else {}
-        self.up = Linear(w["up_proj.weight"], bias("up_proj"), activation=options.activation, **gate)
-        self.down = Linear(w["down_proj.weight"], bias("down_proj"))
+        self.up = Linear(
+            w["up_proj.weight"], bias("up_proj"), activation=options.activation, **gate, place=arena
+        )
+        self.down = Linear(w["down_proj.weight"], bias("down_proj"), place=arena)
         self.q_norm = self.k_norm = None
         if options.qk_norm:
             kind = "rmsnorm_offset" if options.norm == "rmsnorm_offset" else "rmsnorm"
@@ -93,7 +101,7 @@ class Pipeline:
         q_gain, k_gain = (self.q_norm.gain, self.k_norm.gain) if o.qk_norm else (NOTHING, NOTHING)
         n_workers = workers(qkv.size)
         run(
-            rotary.arrange_serial, rotary.arrange_parallel, n_workers,
+            rotary.arrange_serial, rotary.arrange_parallel, n_workers, qkv.size,
             qkv, starts, positions, starts.size - 1, o.n_heads, o.n_kv_heads, o.head_dim, q_gain, k_gain,
             self.input_norm.eps, self.frequencies, o.rope_dim // 2, new_k, new_v,
             scratch(n_workers * 2 * self.frequencies.size),
@@ -109,11 +117,12 @@ class Pipeline:
         o = self.options
         n = int(starts[-1])
         seen = min(cached + longest, o.window or cached + longest)
-        n_workers = workers(2 * n * o.q_width * seen)
+        work = 2 * n * o.q_width * seen
+        n_workers = workers(work)
         size = attention.scratch_size(longest, o.group, o.head_dim, cached, o.window)
         context = np.empty(n * o.q_width, np.float32)
         run(
-            attention.attention_serial, attention.attention_parallel, n_workers,
+            attention.attention_serial, attention.attention_parallel, n_workers, work,
             qkv, starts, longest, starts.size - 1, o.n_heads, o.n_kv_heads, o.head_dim, k_cache, v_cache, cached,
             o.window, self.scale, self.softcap, new_k, new_v, context, scratch(n_workers * size), size,
         )  # fmt: skip
@@ -122,11 +131,12 @@ class Pipeline:
     def attend_resident(self, qkv, new_k, new_v, *, batch_size, cached, keys, values, slots, capacity):
         """Attention of one token per row over a session's resident cache (`mojolearn.kernels.decode`)."""
         o = self.options
-        n_workers = workers(2 * batch_size * o.q_width * min(cached + 1, capacity))
+        work = 2 * batch_size * o.q_width * min(cached + 1, capacity)
+        n_workers = workers(work)
         size = decode.scratch_size(slots, o.head_dim)
         context = np.empty(batch_size * o.q_width, np.float32)
         run(
-            decode.decode_serial, decode.decode_parallel, n_workers,
+            decode.decode_serial, decode.decode_parallel, n_workers, work,
             qkv, batch_size, o.n_heads, o.n_kv_heads, o.head_dim, keys, values, slots, capacity, cached,
             self.scale, self.softcap, new_k, new_v, context, scratch(n_workers * size), size,
         )  # fmt: skip

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import threading
+import time
 
 import numba
 
@@ -10,8 +11,13 @@ import numba
 # microseconds, in which one core reads about as many weights.
 SMALL = 1 << 17
 
+# One multiply-add of a decode step on one thread takes about so long: it reads four bytes from memory.
+SECONDS_PER_WORK = 0.25e-9
+STALL = 1e-3  # a parallel call that takes so much longer has waited for a thread that was not running
+ENOUGH_STALLS = 4
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
+
 _both_twins = threading.local()
-_parallel_lock = threading.Lock()
 _after_fork = False
 
 
@@ -24,19 +30,60 @@ def _in_child():
 os.register_at_fork(after_in_child=_in_child)
 
 
+class _Pause:
+    """Keeps to one thread while the machine is busy with something else.
+
+    OpenMP threads wait for each other by spinning. Where other programs want the cores too, a thread can spin for
+    a whole time slice while the one it waits for is not running: measured, 5 milliseconds for calls of 50
+    microseconds, one after the other. A single stall means nothing (a thread that slept takes as long to wake), but
+    several in short order are followed by a pause on one thread, twice as long each time it happens again.
+    """
+
+    def __init__(self):
+        self.until = 0.0
+        self.length = SHORTEST_PAUSE
+        self.stalls = 0.0
+
+    def note(self, seconds, work):
+        """Judge a parallel call of this much work by its time."""
+        if seconds <= STALL + 2 * SECONDS_PER_WORK * work:
+            self.stalls = max(0.0, self.stalls - 0.1)
+            self.length = max(SHORTEST_PAUSE, self.length * 0.999)
+            return
+        self.stalls += 1
+        if self.stalls >= ENOUGH_STALLS:
+            self.stalls = 0.0
+            self.until = time.perf_counter() + self.length
+            self.length = min(2 * self.length, LONGEST_PAUSE)
+
+
+_pause = _Pause()
+
+
 def workers(work):
     """Number of threads for a call of ``work`` multiply-adds: those of ``numba.get_num_threads()``, or one."""
-    if work < SMALL or _after_fork or numba.config.DISABLE_JIT:
+    if work < SMALL or _after_fork or numba.config.DISABLE_JIT or time.perf_counter() < _pause.until:
         return 1
     return numba.get_num_threads()
 
 
-def _layer_is_thread_safe():
-    """May two Python threads be inside parallel kernels at once? Known after the first parallel call."""
-    try:
-        return numba.threading_layer() in ("omp", "tbb")
-    except ValueError:
-        return False
+class _NoLock:
+    """Stands for the lock where the threading layer takes several Python threads at once."""
+
+    def __enter__(self):
+        pass
+
+    def __exit__(self, *exception):
+        pass
+
+
+_guard = threading.Lock()  # until the layer is known, which is after the first parallel call
+
+
+def _choose_guard():
+    global _guard
+    if numba.threading_layer() in ("omp", "tbb"):
+        _guard = _NoLock()
 
 
 @contextlib.contextmanager
@@ -49,13 +96,18 @@ def both_twins():
         _both_twins.on = False
 
 
-def run(serial, parallel, n_workers, *arguments):
-    """Call one of two twins; both take the number of workers first."""
+def run(serial, parallel, n_workers, work, *arguments):
+    """Call one of two twins with the number of workers and the arguments; ``work`` as for `workers`."""
     if getattr(_both_twins, "on", False):
         serial(1, *arguments)
+        parallel(1, *arguments)
     elif n_workers == 1:
-        return serial(1, *arguments)
-    if _layer_is_thread_safe():
-        return parallel(n_workers, *arguments)
-    with _parallel_lock:
-        return parallel(n_workers, *arguments)
+        serial(1, *arguments)
+    else:
+        start = time.perf_counter()
+        guard = _guard
+        with guard:
+            parallel(n_workers, *arguments)
+        if type(guard) is not _NoLock:
+            _choose_guard()
+        _pause.note(time.perf_counter() - start, work)

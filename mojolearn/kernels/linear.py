@@ -30,6 +30,7 @@ BLOCK_ROWS = BLOCK_TILES * TILE_ROWS
 MANY_TILES = (
     5  # from here on a leaf is first copied to scratch, as float32; below, that cost a third of the time
 )
+AHEAD = 16  # steps of k by which one row fetches its weights ahead; 0 and 64 read 7 to 10 % slower, 32 by 3 %
 GROUP = 4  # panels that one single row walks through together: 8 chains hide the latency of fma
 
 NO_ACTIVATION, SILU, GELU_ERF, GELU_TANH = range(4)
@@ -82,6 +83,11 @@ def leaf_of_row(a, r0, w, w0, w1, w2, w3, n, partial, at):
     for p in range(n):
         x = broadcast(a, r0 + p)
         i = p * PANEL
+        ahead = i + AHEAD * PANEL
+        fetch_step(w, w0 + ahead)
+        fetch_step(w, w1 + ahead)
+        fetch_step(w, w2 + ahead)
+        fetch_step(w, w3 + ahead)
         c00, c01 = fma(x, load(w, w0 + i), c00), fma(x, load(w, w0 + i + LANES), c01)
         c10, c11 = fma(x, load(w, w1 + i), c10), fma(x, load(w, w1 + i + LANES), c11)
         c20, c21 = fma(x, load(w, w2 + i), c20), fma(x, load(w, w2 + i + LANES), c21)
@@ -90,6 +96,14 @@ def leaf_of_row(a, r0, w, w0, w1, w2, w3, n, partial, at):
     store_pair(partial, at + PANEL, c10, c11)
     store_pair(partial, at + 2 * PANEL, c20, c21)
     store_pair(partial, at + 3 * PANEL, c30, c31)
+
+
+@helper
+def fetch_step(w, at):
+    """Ask for the weights of one step of k of a panel."""
+    prefetch(w, at)
+    if w.itemsize * PANEL > 64:  # more than one cache line
+        prefetch(w, at + LANES)
 
 
 @helper

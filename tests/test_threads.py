@@ -1,0 +1,140 @@
+"""Threads of Numba and of Python, forks, and a machine that is busy: no crash, and the same bits."""
+
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+
+import numba
+import numpy as np
+import pytest
+from support import bits, make_block, uniform
+
+from mojolearn import threads
+
+# What every script below begins with: a block whose calls take the parallel twins, and what they should give.
+PRELUDE = """
+import os, sys
+import numpy as np
+from support import bits, make_block, uniform
+from mojolearn import threads
+threads.SMALL = 0
+block = make_block(d_model=64, intermediate=96, n_heads=4, n_kv_heads=2)
+x = uniform(np.random.default_rng(0), (1, 9, 64))
+
+def run():
+    state = block.allocate_state(1, 9)
+    y = [block.forward(x[:, :6], state)] + [block.step(x[:, t], state) for t in range(6, 9)]
+    return bits(np.concatenate(y, axis=1)).tobytes()
+
+wanted = run()
+"""
+
+
+def script(body, **environment):
+    """Run a script in a process of its own; returns its output."""
+    import os
+
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PRELUDE + textwrap.dedent(body)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+MANY_THREADS = """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(4) as pool:
+    results = set(pool.map(lambda _: run(), range(40)))
+print(results == {wanted})
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layer", ["workqueue", "omp"])
+def test_python_threads_share_a_block_on_every_layer(layer):
+    available = layer == "workqueue" or "omp" in _layers()
+    assert available, "no OpenMP runtime on this machine; the layer cannot be tested"
+    assert script(MANY_THREADS, NUMBA_THREADING_LAYER=layer) == "True"
+
+
+def _layers():
+    try:
+        from numba.np.ufunc import omppool  # noqa: F401
+    except ImportError:
+        return []
+    return ["omp"]
+
+
+@pytest.mark.long
+def test_a_forked_child_goes_on_with_the_same_bits():
+    assert (
+        script("""
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if run() == wanted else 1)
+        print(os.waitpid(child, 0)[1] == 0 and run() == wanted)
+        """)
+        == "True"
+    )
+
+
+def test_python_threads_with_states_of_their_own(rng):
+    block = make_block(d_model=64, intermediate=96, n_heads=4, n_kv_heads=2)
+    x = uniform(rng, (8, 9, 64))
+    wanted = bits(block(x))
+
+    def decode(row):
+        state = block.allocate_state(1, 9)
+        with block.decode_session(state) as session:
+            return bits(np.concatenate([session.step(x[row : row + 1, t]) for t in range(9)], axis=1))
+
+    with ThreadPoolExecutor(4) as pool:
+        for row, y in enumerate(pool.map(decode, range(8))):
+            np.testing.assert_array_equal(y, wanted[row : row + 1])
+
+
+def test_the_setting_of_the_callers_thread_counts():
+    most = numba.get_num_threads()
+    try:
+        numba.set_num_threads(1)
+        assert threads.workers(10**9) == 1
+        numba.set_num_threads(most)
+        assert threads.workers(10**9) in (1, most)  # 1 during a pause
+        assert threads.workers(threads.SMALL - 1) == 1
+    finally:
+        numba.set_num_threads(most)
+
+
+def test_a_stalled_call_is_followed_by_a_pause_that_grows_and_heals(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(threads.time, "perf_counter", lambda: now[0])
+    pause = threads._Pause()
+    monkeypatch.setattr(threads, "_pause", pause)
+    parallel = threads.workers(10**9)
+
+    def stall(times):
+        for _ in range(times):
+            pause.note(seconds=5e-3, work=200_000)  # waited for a time slice
+
+    pause.note(seconds=50e-6, work=200_000)  # an ordinary call
+    stall(threads.ENOUGH_STALLS - 1)
+    assert threads.workers(10**9) == parallel
+    stall(1)
+    assert threads.workers(10**9) == 1
+    now[0] += threads.SHORTEST_PAUSE
+    assert threads.workers(10**9) == parallel
+    stall(20 * threads.ENOUGH_STALLS)
+    now[0] += threads.LONGEST_PAUSE / 2
+    assert threads.workers(10**9) == 1
+    now[0] += threads.LONGEST_PAUSE
+    assert threads.workers(10**9) == parallel
+    for _ in range(10_000):
+        pause.note(seconds=50e-6, work=200_000)
+    assert pause.length == threads.SHORTEST_PAUSE
+    for _ in range(threads.ENOUGH_STALLS):
+        pause.note(seconds=0.5, work=10**10)  # a large prefill takes its time
+    assert threads.workers(10**9) == parallel

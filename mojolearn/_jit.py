@@ -8,13 +8,13 @@ and the processor. ``NUMBA_CACHE_DIR`` moves the folder, ``MOJOLEARN_CACHE=0`` s
 
 import hashlib
 import os
-import warnings
 from pathlib import Path
 
 import llvmlite.binding as llvm
 import numba
 from numba.core import config
 
+from mojolearn._cache import kept
 from mojolearn._version import __version__
 
 PACKAGE = Path(__file__).parent
@@ -42,7 +42,7 @@ HAS_F16C = not IS_X86 or "+f16c" in CPU_FEATURES.split(",")
 def source_hash():
     """A short hash over the sources that compiled code depends on."""
     digest = hashlib.sha256()
-    for path in [PACKAGE / "_jit.py", *sorted((PACKAGE / "kernels").glob("*.py"))]:
+    for path in [PACKAGE / "_jit.py", PACKAGE / "_cache.py", *sorted((PACKAGE / "kernels").glob("*.py"))]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
@@ -61,27 +61,7 @@ def cache_folder():
     return base / "mojolearn" / name
 
 
-def _usable(folder):
-    """Make the folder; say whether files can be written there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".probe-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError:
-        return False
-    return True
-
-
 CACHE_FOLDER = cache_folder()
-if CACHE_FOLDER is not None and not _usable(CACHE_FOLDER):
-    warnings.warn(
-        f"mojolearn cannot write its compile cache at {CACHE_FOLDER}: kernels are compiled anew in every process "
-        "(set NUMBA_CACHE_DIR to a writable folder, or MOJOLEARN_CACHE=0 to silence this)",
-        RuntimeWarning,
-        stacklevel=2,
-    )
-    CACHE_FOLDER = None
 
 
 def kernel(function=None, *, parallel=False):
@@ -91,15 +71,8 @@ def kernel(function=None, *, parallel=False):
     """
     if function is None:
         return lambda f: kernel(f, parallel=parallel)
-    options = {"nogil": True, "error_model": "numpy", "parallel": parallel}
-    if CACHE_FOLDER is None:
-        return numba.njit(function, **options)
-    before = config.CACHE_DIR
-    config.CACHE_DIR = str(CACHE_FOLDER)  # read by Numba at this moment only
-    try:
-        return numba.njit(function, cache=True, **options)
-    finally:
-        config.CACHE_DIR = before
+    dispatcher = numba.njit(function, nogil=True, error_model="numpy", parallel=parallel)
+    return dispatcher if CACHE_FOLDER is None or config.DISABLE_JIT else kept(dispatcher, CACHE_FOLDER)
 
 
 def helper(function):
@@ -119,4 +92,4 @@ def plain(function):
 
 def cache_is_cold():
     """True when no compiled kernel is stored for this version and processor."""
-    return CACHE_FOLDER is None or next(CACHE_FOLDER.rglob("*.nbi"), None) is None
+    return CACHE_FOLDER is None or next(CACHE_FOLDER.glob("*.nbi"), None) is None

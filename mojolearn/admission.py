@@ -93,7 +93,11 @@ def check_positions(end, max_positions, exact, method):
 
 def check_overflow(y, new_k, new_v, method):
     """Refuse infinities and NaN that finite inputs led to."""
-    which = cache.all_finite(y, new_k, new_v)
+    refuse_overflow(cache.all_finite(y, new_k, new_v), method)
+
+
+def refuse_overflow(which, method):
+    """Put into a sentence what ``cache.all_finite`` found in an output, new keys and new values."""
     if which != ALL:
         what = ("the output", "a new key", "a new value")[which]
         raise ValueError(

@@ -163,11 +163,25 @@ class Linear:
         """Bytes of the packed weights and the bias."""
         return self._panels.nbytes + self._bias.nbytes
 
+    @property
+    def packed(self):
+        """What a kernel takes of this layer: weights, number of panels, bias."""
+        return self._panels, self._n_panels, self._bias
+
+    @property
+    def packed_with_step(self):
+        """The same for a layer that may be gated: weights, number of panels, panels per output, bias, activation."""
+        return self._panels, self._n_panels, self._step, self._bias, self._activation
+
+    def scratch_size(self, n_rows):
+        """Float32 numbers of scratch that each worker needs."""
+        return scratch_size(n_rows, self.in_features, self._step)
+
     def flat(self, x, n_rows, residual=NOTHING):
         """The product of flat rows: x (n_rows * in_features,) to (n_rows * out_features,), plus ``residual``."""
         work = n_rows * self._panels.size
         n_workers = workers(work)
-        size = scratch_size(n_rows, self.in_features, self._step)
+        size = self.scratch_size(n_rows)
         out = np.empty(n_rows * self.out_features, np.float32)
         run(
             linear_serial, linear_parallel, n_workers, work,
@@ -223,11 +237,17 @@ class Norm:
         self.gain = np.ascontiguousarray(np.float32(1) + weight if kind == "rmsnorm_offset" else weight)
         self._bias = NOTHING if bias is None else np.ascontiguousarray(bias)
 
+    @property
+    def arrays(self):
+        """What a kernel takes of this layer: gain and bias."""
+        return self.gain, self._bias
+
     def flat(self, x, n_rows):
         """The norm of flat rows: x (n_rows * d,) to (n_rows * d,)."""
         out = np.empty_like(x)
+        work = 8 * x.size  # a number costs about as much as eight multiply-adds
         run(
-            norm_serial, norm_parallel, workers(x.size), x.size,
+            norm_serial, norm_parallel, workers(work), work,
             x, n_rows, self.gain.size, self.layer, self.gain, self._bias, self.eps, out,
         )  # fmt: skip
         return out

@@ -5,12 +5,13 @@ It reads a cache and gives new arrays; checking what comes in and writing a stat
 
 import numpy as np
 
-from mojolearn.kernels import attention, decode, rotary
+from mojolearn.kernels import attention, decode, rotary, step
 from mojolearn.layers import NOTHING, Arena, Linear, Norm, packed_nbytes, scratch
 from mojolearn.rope import inverse_frequencies
 from mojolearn.threads import run, workers
 
 PADDING = 16  # frequencies are padded to a whole number of registers, whatever their width
+REGIONS = 5  # parallel regions of a decode step
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
@@ -59,6 +60,16 @@ class Pipeline:
         self.frequencies = np.zeros(-(-frequencies.size // PADDING) * PADDING, np.float32)
         self.frequencies[: frequencies.size] = frequencies
 
+        o = options
+        q_gain, k_gain = (self.q_norm.gain, self.k_norm.gain) if o.qk_norm else (NOTHING, NOTHING)
+        self.work_of_step = self.nbytes // qkv.itemsize
+        self._step_arguments = (
+            o.d_model, o.n_heads, o.n_kv_heads, o.head_dim, o.intermediate_size, self.input_norm.layer,
+            self.input_norm.eps, *self.input_norm.arrays, *self.post_norm.arrays, q_gain, k_gain, self.frequencies,
+            o.rope_dim // 2, self.scale, self.softcap,
+            *self.qkv.packed, *self.out.packed, *self.up.packed_with_step, *self.down.packed,
+        )  # fmt: skip
+
     @property
     def nbytes(self):
         """Bytes of the packed weights."""
@@ -76,7 +87,7 @@ class Pipeline:
         positions : ndarray of int64, shape (n,)
             Absolute positions of the tokens.
         attend : callable
-            ``attend(qkv, new_k, new_v)`` gives the contexts: `attend` or `attend_resident` with the rest filled in.
+            ``attend(qkv, new_k, new_v)`` gives the contexts: `attend` with the rest filled in.
 
         Returns
         -------
@@ -99,9 +110,10 @@ class Pipeline:
         new_k = np.empty(positions.size * o.kv_width, np.float32)
         new_v = np.empty(positions.size * o.kv_width, np.float32)
         q_gain, k_gain = (self.q_norm.gain, self.k_norm.gain) if o.qk_norm else (NOTHING, NOTHING)
-        n_workers = workers(qkv.size)
+        work = 8 * qkv.size  # a number costs about as much as eight multiply-adds
+        n_workers = workers(work)
         run(
-            rotary.arrange_serial, rotary.arrange_parallel, n_workers, qkv.size,
+            rotary.arrange_serial, rotary.arrange_parallel, n_workers, work,
             qkv, starts, positions, starts.size - 1, o.n_heads, o.n_kv_heads, o.head_dim, q_gain, k_gain,
             self.input_norm.eps, self.frequencies, o.rope_dim // 2, new_k, new_v,
             scratch(n_workers * 2 * self.frequencies.size),
@@ -128,19 +140,55 @@ class Pipeline:
         )  # fmt: skip
         return context
 
-    def attend_resident(self, qkv, new_k, new_v, *, batch_size, cached, keys, values, slots, capacity):
-        """Attention of one token per row over a session's resident cache (`mojolearn.kernels.decode`)."""
+    def room_of_step(self, batch_size, slots):
+        """Float32 numbers of scratch for each worker, and of rows between the kernels, of `step`."""
         o = self.options
-        work = 2 * batch_size * o.q_width * min(cached + 1, capacity)
-        n_workers = workers(work)
-        size = decode.scratch_size(slots, o.head_dim)
-        context = np.empty(batch_size * o.q_width, np.float32)
-        run(
-            decode.decode_serial, decode.decode_parallel, n_workers, work,
-            qkv, batch_size, o.n_heads, o.n_kv_heads, o.head_dim, keys, values, slots, capacity, cached,
-            self.scale, self.softcap, new_k, new_v, context, scratch(n_workers * size), size,
+        size = max(
+            *(layer.scratch_size(batch_size) for layer in (self.qkv, self.out, self.up, self.down)),
+            decode.scratch_size(slots, o.head_dim),
+            2 * self.frequencies.size,
+        )
+        rows = step.rows_size(batch_size, o.d_model, self.qkv.out_features, o.q_width, o.intermediate_size)
+        return size, rows
+
+    def step(self, tokens, batch_size, cached, seen, resident, room):
+        """The block for one token per row, over a session's resident cache, in one kernel call.
+
+        Parameters
+        ----------
+        tokens : ndarray of float32, shape (B * d_model,)
+            Inputs.
+        batch_size, cached, seen : int
+            B, the tokens that the resident cache holds, and how many each query sees.
+        resident : tuple
+            What a session keeps for `mojolearn.kernels.step.block_step`: keys, values, slots, capacity, starts,
+            positions.
+        room : tuple
+            What `room_of_step` says.
+
+        Returns
+        -------
+        y, new_k, new_v : ndarray of float32
+            As from `run`.
+        which : int
+            What `mojolearn.kernels.cache.all_finite` says of them.
+        """
+        o = self.options
+        y = np.empty(tokens.size, np.float32)
+        new_k, new_v = (
+            np.empty(batch_size * o.kv_width, np.float32),
+            np.empty(batch_size * o.kv_width, np.float32),
+        )
+        work = batch_size * (self.work_of_step + 2 * o.q_width * seen)
+        n_workers = workers(work // REGIONS)
+        size, rows = room
+        memory = scratch(n_workers * size + rows)
+        which = run(
+            step.block_step, step.block_step, n_workers, work,
+            tokens, y, new_k, new_v, batch_size, cached, *self._step_arguments, *resident,
+            NOTHING, memory[n_workers * size :], memory, size,
         )  # fmt: skip
-        return context
+        return y, new_k, new_v, which
 
     def weights(self):
         """The weights as they were admitted, copied out of the packed layers: dict of str to ndarray."""

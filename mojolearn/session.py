@@ -8,8 +8,8 @@ from mojolearn.admission import (
     admit_length,
     admit_state,
     check_finite,
-    check_overflow,
     check_positions,
+    refuse_overflow,
     settle,
 )
 from mojolearn.buffers import admit_input
@@ -60,6 +60,9 @@ class TransformerDecodeSession:
                 "machine does not have"
             ) from None
         self._count = np.zeros(1, np.int64)  # tokens in the resident layout
+        rows = (np.arange(state.batch_size + 1), np.zeros(state.batch_size, np.int64))  # starts, positions
+        self._resident = (self._keys, self._values, self._slots, state.capacity, *rows)
+        self._room = block._pipeline.room_of_step(state.batch_size, self._slots)
         self._take(cached)
         self._open = True
         state._session = self
@@ -145,15 +148,9 @@ class TransformerDecodeSession:
                 )
             self.load_state()
         check_positions(cached + 1, o.max_positions, self._block._positions, method)
-        resident = {
-            "keys": self._keys,
-            "values": self._values,
-            "slots": self._slots,
-            "capacity": state.capacity,
-        }
-        attend = partial(pipeline.attend_resident, batch_size=B, cached=cached, **resident)
-        y, new_k, new_v = pipeline.run(tokens, np.arange(B + 1), np.full(B, cached), attend)
-        check_overflow(y, new_k, new_v, method)
+        seen = min(cached + 1, state.capacity)
+        y, new_k, new_v, which = pipeline.step(tokens, B, cached, seen, self._resident, self._room)
+        refuse_overflow(which, method)
         return y, partial(
             decode.append, self._keys, self._values, new_k, new_v, B * o.n_kv_heads, cached % state.capacity,
             self._slots, o.head_dim, state._held, self._count, cached,
@@ -223,7 +220,7 @@ class TransformerDecodeSession:
     def _release(self):
         self._state._session = None
         self._open = False
-        self._keys = self._values = None
+        self._keys = self._values = self._resident = None
 
     def __enter__(self):
         self._check_open(f"{NAME}.__enter__")

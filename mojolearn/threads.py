@@ -4,6 +4,7 @@ import contextlib
 import os
 import threading
 import time
+import warnings
 
 import numba
 
@@ -18,16 +19,16 @@ ENOUGH_STALLS = 4
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 
 _both_twins = threading.local()
-_after_fork = False
+_serial_only = False
 
 
-def _in_child():
-    global _after_fork
-    _after_fork = True
+def _keep_to_one_thread():
+    global _serial_only
+    _serial_only = True
 
 
 # The threads of a pool do not survive a fork, and OpenMP kills a child that calls on them.
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(after_in_child=_keep_to_one_thread)
 
 
 class _Pause:
@@ -62,9 +63,14 @@ _pause = _Pause()
 
 def workers(work):
     """Number of threads for a call of ``work`` multiply-adds: those of ``numba.get_num_threads()``, or one."""
-    if work < SMALL or _after_fork or numba.config.DISABLE_JIT or time.perf_counter() < _pause.until:
+    if work < SMALL or _serial_only or numba.config.DISABLE_JIT or time.perf_counter() < _pause.until:
         return 1
-    return numba.get_num_threads()
+    try:
+        return numba.get_num_threads()
+    except ValueError as error:  # the threading layer asked for is not installed
+        _keep_to_one_thread()
+        warnings.warn(f"kernels run on one thread: {error}", RuntimeWarning, stacklevel=2)
+        return 1
 
 
 class _NoLock:
@@ -100,14 +106,14 @@ def run(serial, parallel, n_workers, work, *arguments):
     """Call one of two twins with the number of workers and the arguments; ``work`` as for `workers`."""
     if getattr(_both_twins, "on", False):
         serial(1, *arguments)
-        parallel(1, *arguments)
-    elif n_workers == 1:
-        serial(1, *arguments)
-    else:
-        start = time.perf_counter()
-        guard = _guard
-        with guard:
-            parallel(n_workers, *arguments)
-        if type(guard) is not _NoLock:
-            _choose_guard()
-        _pause.note(time.perf_counter() - start, work)
+        return parallel(1, *arguments)
+    if n_workers == 1:
+        return serial(1, *arguments)
+    start = time.perf_counter()
+    guard = _guard
+    with guard:
+        result = parallel(n_workers, *arguments)
+    if type(guard) is not _NoLock:
+        _choose_guard()
+    _pause.note(time.perf_counter() - start, work)
+    return result

@@ -82,6 +82,15 @@ def test_a_forked_child_goes_on_with_the_same_bits():
     )
 
 
+@pytest.mark.long
+def test_a_threading_layer_that_is_not_there_means_one_thread():
+    body = "print(run() == wanted and threads.workers(10**9) == 1)"
+    assert (
+        script(body, NUMBA_THREADING_LAYER="tbb", NUMBA_THREADING_LAYER_PRIORITY="tbb omp workqueue")
+        == "True"
+    )
+
+
 def test_python_threads_with_states_of_their_own(rng):
     block = make_block(d_model=64, intermediate=96, n_heads=4, n_kv_heads=2)
     x = uniform(rng, (8, 9, 64))

@@ -334,6 +334,18 @@ def decode_parallel(n_workers, qkv, batch_size, n_heads, n_kv, head_dim, keys, v
                      capacity, cached, scale, softcap, new_k, new_v, out, scratch, scratch_size)  # fmt: skip
 
 
+@part
+def decode(n_workers, qkv, batch_size, n_heads, n_kv, head_dim, keys, values, slots, capacity, cached,
+           scale, softcap, new_k, new_v, out, scratch, scratch_size):  # fmt: skip
+    """The twin for this number of workers, for other kernels to call."""
+    if n_workers == 1:
+        decode_serial(n_workers, qkv, batch_size, n_heads, n_kv, head_dim, keys, values, slots, capacity, cached,
+                      scale, softcap, new_k, new_v, out, scratch, scratch_size)  # fmt: skip
+    else:
+        decode_parallel(n_workers, qkv, batch_size, n_heads, n_kv, head_dim, keys, values, slots, capacity, cached,
+                        scale, softcap, new_k, new_v, out, scratch, scratch_size)  # fmt: skip
+
+
 @functools.lru_cache(1024)
 def scratch_size(slots, head_dim):
     """Float32 numbers that one worker needs (plain Python: called before the kernel)."""

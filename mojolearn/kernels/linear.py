@@ -327,6 +327,18 @@ def linear_parallel(n_workers, a, n_rows, k, w, n_panels, step, n_out, bias, act
                      out, scratch, scratch_size)  # fmt: skip
 
 
+@part
+def linear(n_workers, a, n_rows, k, w, n_panels, step, n_out, bias, activation, residual, out,
+           scratch, scratch_size):  # fmt: skip
+    """The twin for this number of workers, for other kernels to call."""
+    if n_workers == 1:
+        linear_serial(n_workers, a, n_rows, k, w, n_panels, step, n_out, bias, activation, residual, out,
+                      scratch, scratch_size)  # fmt: skip
+    else:
+        linear_parallel(n_workers, a, n_rows, k, w, n_panels, step, n_out, bias, activation, residual, out,
+                        scratch, scratch_size)  # fmt: skip
+
+
 @functools.lru_cache(1024)
 def scratch_size(n_rows, k, step):
     """Float32 numbers that one worker needs (plain Python: called before the kernel)."""

@@ -1,31 +1,39 @@
-"""Speed as ratios, measured in one run: the matrix product against OpenBLAS, decode against reading memory.
+"""Speed as ratios, measured in one run.
 
-    python asv_benchmarks/ratios.py
+    python asv_benchmarks/ratios.py [products] [prefill] [step] [session] [model FOLDER ...] [overhead]
 
-Rivals take turns call by call and the median of many is compared, so a slow moment of the machine meets both. Each
-line names what was measured, the ratio, and the figures behind it.
+Without arguments all but ``model``. Rivals take turns call by call and the median of many is compared, so a slow moment
+of the machine meets both. Each line names what was measured, the ratio, and the figures behind it. Threads: one for
+products, all that Numba has for the rest. ``model`` takes folders of checkpoints.
 """
 
 import os
+import sys
 import time
 from functools import partial
 
-os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before NumPy is imported
+os.environ.setdefault("OPENBLAS_NUM_THREADS", os.environ.get("NUMBA_NUM_THREADS", str(os.cpu_count())))
 
 import numba
 import numpy as np
 from numba import prange
 
-from mojolearn import TransformerBlock, show_versions
+from mojolearn import CausalLM, TransformerBlock, show_versions
 from mojolearn._jit import LANES
 from mojolearn.kernels.simd import load, splat, store
 from mojolearn.layers import Linear, aligned_empty
 from mojolearn.options import BlockOptions
 from mojolearn.weights import narrow
 
-PRODUCTS = [(96, 576, 576), (96, 1536, 576), (512, 2048, 2048)]  # rows, outputs, inputs
-LLAMA_1B = {"d_model": 2048, "intermediate_size": 8192, "n_heads": 32, "n_kv_heads": 8}
-CACHED = 128
+THREADS = numba.config.NUMBA_NUM_THREADS
+SHAPES = {
+    "SmolLM2-135M": {"d_model": 576, "intermediate_size": 1536, "n_heads": 9, "n_kv_heads": 3},
+    "Llama-3.2-1B": {"d_model": 2048, "intermediate_size": 8192, "n_heads": 32, "n_kv_heads": 8},
+    "Qwen2.5-0.5B": {"d_model": 896, "intermediate_size": 4864, "n_heads": 14, "n_kv_heads": 2},
+}
+
+
+# --- measuring ---------------------------------------------------------------------------------------------
 
 
 @numba.njit(parallel=True, nogil=True)
@@ -42,6 +50,13 @@ def read(n_workers, a, out):
         store(out, worker * LANES, ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7)))
 
 
+def make_reader():
+    """A call that reads 256 MiB on all threads, and the gigabytes it reads."""
+    big, out = aligned_empty(64 << 20), np.zeros(64 * LANES, np.float32)
+    big[:] = 1
+    return partial(read, THREADS, big, out), big.nbytes * 1e-9
+
+
 def seconds(call):
     start = time.perf_counter()
     call()
@@ -55,72 +70,148 @@ def in_turns(repeat, *calls):
     return np.median([[seconds(call) for call in calls] for _ in range(repeat)], axis=0)
 
 
-def product(rng, m, n, k):
-    """One thread: ``Linear`` against ``A @ W.T`` of OpenBLAS."""
-    a, w = rng.standard_normal((m, k), np.float32), rng.standard_normal((n, k), np.float32)
-    layer = Linear(w)
-    numba.set_num_threads(1)
-    ours, blas = in_turns(31, lambda: layer(a), lambda: a @ w.T)
-    numba.set_num_threads(numba.config.NUMBA_NUM_THREADS)
-    flops = 2e-9 * m * n * k
-    figures = f"{flops / ours:.0f} GFLOP/s, {flops / blas:.0f}"
-    print(f"product {m} x {n} x {k}, 1 thread: {blas / ours:.2f} x OpenBLAS ({figures})")
-
-
-def decode(rng, weight_format):
-    """A step with 128 cached tokens at the shape of Llama-3.2-1B, against reading memory."""
-    sizes = {
-        "n_heads": LLAMA_1B["n_heads"],
-        "n_kv_heads": LLAMA_1B["n_kv_heads"],
-        "weight_format": weight_format,
-    }
-    shapes = BlockOptions(**LLAMA_1B).weight_shapes()
+def make_block(rng, shape, weight_format="float32"):
+    """A block with random weights, and its projections as plain float32 matrices."""
+    shapes = BlockOptions(**shape).weight_shapes()
     weights = {
-        name: rng.standard_normal(shape, np.float32) / np.float32(32) for name, shape in shapes.items()
+        name: rng.standard_normal(s, np.float32) / np.float32(s[-1] ** 0.5) for name, s in shapes.items()
     }
+    matrices = [w for w in weights.values() if w.ndim == 2]
     weights = {name: narrow(w, weight_format) if w.ndim == 2 else w for name, w in weights.items()}
-    block = TransformerBlock(weights, **sizes)
+    options = {name: shape[name] for name in ("n_heads", "n_kv_heads")}
+    return TransformerBlock(weights, **options, weight_format=weight_format), matrices
+
+
+def say(text):
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+# --- the measures ------------------------------------------------------------------------------------------
+
+
+def products(rng):
+    """One thread: `Linear` against ``A @ W.T`` of OpenBLAS, for the seven projections of the three models."""
+    from threadpoolctl import threadpool_limits
+
+    numba.set_num_threads(1)
+    ratios = []
+    with threadpool_limits(1):
+        for name, shape in SHAPES.items():
+            matrices = make_block(rng, shape)[1]
+            for m in (6, 24, 96, 512):
+                row = []
+                for w in matrices:
+                    a, layer = rng.standard_normal((m, w.shape[1]), np.float32), Linear(w)
+                    repeat = int(np.clip(0.25 / (2e-11 * m * w.size), 7, 101))
+                    ours, blas = in_turns(
+                        repeat, partial(layer.flat, a.reshape(-1), m), partial(np.matmul, a, w.T)
+                    )
+                    row.append(blas / ours)
+                ratios += row
+                figures = " ".join(f"{ratio:.2f}" for ratio in row)
+                say(f"products, {name}, {m} rows, against OpenBLAS (q k v o gate up down): {figures}")
+    say(f"products: median {np.median(ratios):.2f}, least {min(ratios):.2f}")
+    numba.set_num_threads(THREADS)
+
+
+def prefill(rng):
+    """All threads: a block over L tokens against the seven NumPy products alone."""
+    for name in ("SmolLM2-135M", "Llama-3.2-1B"):
+        block, matrices = make_block(rng, SHAPES[name])
+        for length in (128, 512):
+            x = rng.standard_normal((1, length, block.d_model), np.float32)
+            pairs = [(rng.standard_normal((length, w.shape[1]), np.float32), w) for w in matrices]
+
+            def seven(pairs=pairs):
+                for a, w in pairs:
+                    a @ w.T
+
+            ours, blas = in_turns(15, partial(block.forward, x), seven)
+            say(f"prefill, {name}, {length} tokens: {ours / blas:.2f} x the time of the products "
+                f"({ours * 1e3:.1f} ms, {blas * 1e3:.1f})")  # fmt: skip
+
+
+def fraction(what, nbytes, ours, reading, read_gb):
+    """Say what part of the read bandwidth a call of so many bytes reaches."""
+    say(f"{what}: {nbytes * 1e-9 / ours / (read_gb / reading):.2f} of the read bandwidth "
+        f"({nbytes * 1e-9 / ours:.1f} GB/s, {read_gb / reading:.1f}; {ours * 1e3:.2f} ms)")  # fmt: skip
+
+
+def step(rng):
+    """A plain step with 128 cached tokens: weights and cache against reading memory."""
+    reader, read_gb = make_reader()
+    for weight_format in ("float32", "bfloat16"):
+        block, _ = make_block(rng, SHAPES["Llama-3.2-1B"], weight_format)
+        x = rng.standard_normal((1, block.d_model), np.float32)
+        state = block.allocate_state(1, 1024)
+        block.forward(rng.standard_normal((1, 128, block.d_model), np.float32), state)
+        ours, reading = in_turns(40, partial(block.step, x, state), reader)
+        nbytes = block.nbytes + 2 * 4 * (128 + 20) * block.options.kv_width
+        fraction(f"step, Llama-3.2-1B, {weight_format}, 128 cached", nbytes, ours, reading, read_gb)
+
+
+def session(rng):
+    """Steps of a session at long contexts, and plain steps against them."""
+    reader, read_gb = make_reader()
+    block, _ = make_block(rng, SHAPES["Llama-3.2-1B"])
+    x = rng.standard_normal((1, block.d_model), np.float32)
+    for cached in (2048, 8192):
+        state = block.allocate_state(1, cached + 64)
+        for _ in range(cached // 512):
+            block.forward(rng.standard_normal((1, 512, block.d_model), np.float32), state)
+        other = state.copy()
+        with block.decode_session(other) as decoding:
+            ours, plain, reading = in_turns(
+                30, partial(decoding.step, x), partial(block.step, x, state), reader
+            )
+        nbytes = block.nbytes + 2 * 4 * (cached + 15) * block.options.kv_width
+        fraction(f"session step, Llama-3.2-1B, {cached} cached", nbytes, ours, reading, read_gb)
+        say(f"plain step, {cached} cached: {plain / ours:.2f} x the session's time ({plain * 1e3:.2f} ms)")
+
+
+def model(rng, folder):
+    """Tokens per second of a checkpoint, and the bytes per token against reading memory."""
+    reader, read_gb = make_reader()
+    lm = CausalLM.load(folder)
+    weights = sum(block.nbytes for block in lm.blocks) + lm._head.nbytes
+    kv = sum(2 * 4 * block.options.kv_width for block in lm.blocks)
+    for context in (128, 1024):
+        ids = rng.integers(0, lm.vocab_size, (1, context))
+        begin = seconds(partial(lm.stream, ids, 1))
+        stream = lm.stream(ids, 45)
+        for _ in range(4):
+            next(stream)
+        ours, reading = in_turns(38, partial(next, stream), reader)
+        what = f"model, {os.path.basename(os.path.normpath(folder))}, {lm.weight_format}, context {context}"
+        fraction(what, weights + kv * (context + 20), ours, reading, read_gb)
+        say(f"{what}: decode {1 / ours:.1f} tokens/s, prefill {context / begin:.0f} tokens/s")
+
+
+def overhead(rng):
+    """Python and launch overhead: a step of a very small block."""
+    block, _ = make_block(rng, {"d_model": 64, "intermediate_size": 128, "n_heads": 4, "n_kv_heads": 2})
+    x = rng.standard_normal((1, 64), np.float32)
     state = block.allocate_state(1, 4096)
-    block.forward(rng.standard_normal((1, CACHED, block.d_model), np.float32), state)
-    keys, values, x = (
-        state.k_cache.copy(),
-        state.v_cache.copy(),
-        rng.standard_normal((1, block.d_model), np.float32),
-    )
-
-    def step():
-        block.step(x, state)
-
-    def rewind():
-        used = state.keys().size
-        state.k_cache[:used], state.v_cache[:used] = keys[:used], values[:used]
-        state.cached_tokens = CACHED
-
-    big, out = aligned_empty(64 << 20), np.zeros(64 * LANES, np.float32)
-    big[:] = 1
-    nbytes = block.nbytes + 2 * 4 * CACHED * block.options.kv_width
-    for threads in sorted({1, numba.config.NUMBA_NUM_THREADS}):
-        numba.set_num_threads(threads)
-        times = []
-        for _ in range(41):
-            rewind()
-            times.append((seconds(step), seconds(partial(read, threads, big, out))))
-        ours, reading = np.median(times[5:], axis=0)
-        ours, reading = nbytes / ours * 1e-9, big.nbytes / reading * 1e-9
-        print(
-            f"step, {weight_format}, {threads} thread(s): {ours / reading:.2f} of the read bandwidth "
-            f"({ours:.1f} GB/s, {reading:.1f})"
-        )
+    plain = in_turns(500, partial(block.step, x, state))[0]
+    with block.decode_session(state) as decoding:
+        resident = in_turns(500, partial(decoding.step, x))[0]
+    say(f"overhead, d_model 64: step {plain * 1e6:.0f} us, session step {resident * 1e6:.0f} us")
 
 
-def main():
+MEASURES = {"products": products, "prefill": prefill, "step": step, "session": session, "overhead": overhead}
+
+
+def main(arguments):
     show_versions()
     rng = np.random.default_rng(0)
-    for shape in PRODUCTS:
-        product(rng, *shape)
-    for weight_format in ("float32", "bfloat16"):
-        decode(rng, weight_format)
+    if arguments[:1] == ["model"]:
+        for folder in arguments[1:]:
+            model(rng, folder)
+        return
+    for name in arguments or MEASURES:
+        MEASURES[name](rng)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

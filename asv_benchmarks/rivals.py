@@ -12,11 +12,9 @@ imports nothing but the standard library until a rival is chosen. README.md tell
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -70,14 +68,11 @@ def seconds_per_call(call, budget, rewind=lambda: None):
     return times
 
 
-def random_weights(shape):
-    """Float32 weights of a block under Hugging Face names, and an input of (1, length, d_model)."""
-    import numpy as np
-
+def matrices(shape):
+    """Name and (out, in) of the seven projections of a model's block, in the order of the computation."""
     d_model, intermediate, n_heads, n_kv_heads = SHAPES[shape]
     kv_width = d_model // n_heads * n_kv_heads
-    rng = np.random.default_rng(0)
-    sizes = {
+    return {
         "q_proj": (d_model, d_model),
         "k_proj": (kv_width, d_model),
         "v_proj": (kv_width, d_model),
@@ -86,13 +81,35 @@ def random_weights(shape):
         "up_proj": (intermediate, d_model),
         "down_proj": (d_model, intermediate),
     }
+
+
+def random_matrix(out_features, in_features, seed=0):
+    """A float32 matrix that bfloat16 holds exactly: one random run of a prime length, over and over."""
+    import numpy as np
+
+    run = np.random.default_rng(seed).standard_normal(1_000_003, np.float32) / np.float32(in_features**0.5)
+    run = (run.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    return np.resize(run, (out_features, in_features))
+
+
+def random_weights(shape):
+    """Float32 weights of a block under Hugging Face names."""
+    import numpy as np
+
     weights = {
-        f"{name}.weight": rng.standard_normal(size, np.float32) / np.float32(size[1] ** 0.5)
-        for name, size in sizes.items()
+        f"{name}.weight": random_matrix(*size, seed)
+        for seed, (name, size) in enumerate(matrices(shape).items())
     }
     for name in ("input_layernorm", "post_attention_layernorm"):
-        weights[f"{name}.weight"] = np.ones(d_model, np.float32)
-    return weights, lambda length: rng.standard_normal((1, length, d_model), np.float32)
+        weights[f"{name}.weight"] = np.ones(SHAPES[shape][0], np.float32)
+    return weights
+
+
+def random_input(shape, length):
+    """Float32 tokens (1, length, d_model)."""
+    import numpy as np
+
+    return np.random.default_rng(1).standard_normal((1, length, SHAPES[shape][0]), np.float32)
 
 
 def torch_block(weights, n_heads, n_kv_heads):
@@ -134,8 +151,8 @@ def run_torch(o):
     import torch
 
     torch.set_num_threads(o.threads)
-    weights, inputs = random_weights(o.shape)
-    block, x = torch_block(weights, *SHAPES[o.shape][2:]), torch.from_numpy(inputs(o.length))
+    block = torch_block(random_weights(o.shape), *SHAPES[o.shape][2:])
+    x = torch.from_numpy(random_input(o.shape, o.length))
     return {"seconds": seconds_per_call(lambda: block(x), o.budget), "version": torch.__version__}
 
 
@@ -143,14 +160,13 @@ def run_core(o):
     """Prefill of one block of mojolearn-core, or with --step one token behind ``length`` cached ones."""
     import mojolearn
 
-    weights, inputs = random_weights(o.shape)
     n_heads, n_kv_heads = SHAPES[o.shape][2:]
-    block = mojolearn.TransformerBlock(weights, n_heads=n_heads, n_kv_heads=n_kv_heads)
-    x = inputs(o.length)
+    block = mojolearn.TransformerBlock(random_weights(o.shape), n_heads=n_heads, n_kv_heads=n_kv_heads)
+    x = random_input(o.shape, o.length)
     if not o.step:
         seconds = seconds_per_call(lambda: block.forward(x), o.budget)
     else:
-        state, token = block.allocate_state(1, o.length + 200), inputs(1)[:, 0]
+        state, token = block.allocate_state(1, o.length + 200), random_input(o.shape, 1)[:, 0]
         block.forward(x, state)
         seconds = seconds_per_call(lambda: block.step(token, state), o.budget)
     return {"seconds": seconds, "version": mojolearn.__version__}

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import sys
 import time
 
@@ -11,9 +12,31 @@ import mojolearn
 from mojolearn._jit import cache_is_cold
 from mojolearn.models import BUILT_IN
 from mojolearn.models.causal_lm import CausalLM
+from mojolearn.models.config import read_config
 from mojolearn.models.tokenizer import Tokenizer
+from mojolearn.scalars import counted
 
 FAILURES = (ValueError, TypeError, OSError, ImportError, MemoryError)  # what the library says in a sentence
+FOR_PYTHON = re.compile(
+    r"^([A-Z]\w+(\.\w+)?: |\[Errno \d+\] )"
+)  # "CausalLM.load: ", which says nothing in a shell
+
+# Options with numbers: what is allowed, and how to say so.
+NUMBERS = {
+    "max_new_tokens": (lambda n: n >= 0, "at least 0"),
+    "temperature": (
+        lambda t: 1.4e-45 <= t <= 3.4e38,
+        "above 0 and within float32 (--greedy takes the best token every time)",
+    ),
+    "top_k": (lambda k: 0 <= k < 2**63, "at least 0"),
+    "top_p": (lambda p: 0 < p <= 1, "above 0 and at most 1"),
+    "min_p": (lambda p: 0 <= p <= 1, "from 0 to 1"),
+    "seed": (lambda n: 0 <= n < 2**64, "from 0 to 2**64 - 1"),
+    "threads": (
+        lambda n: 1 <= n <= numba.config.NUMBA_NUM_THREADS,
+        f"from 1 to {numba.config.NUMBA_NUM_THREADS} on this machine",
+    ),
+}
 
 # Fields of generation_config.json that change nothing here, or that are applied.
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
@@ -44,19 +67,32 @@ def main(argv=None):
     int
         Exit status: 0, 2 after an error, 130 after Ctrl-C, 141 when nobody reads the output any more.
     """
+    if sys.stdout is None:  # the shell's >&-
+        _say("mojolearn: error: the standard output is closed")
+        return 2
     arguments = _parser().parse_args(argv)
     try:
         status = arguments.run(arguments)
         sys.stdout.flush()
         return status
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails again
+        _drop_output()
         return 141
     except KeyboardInterrupt:
         return 130
     except FAILURES as error:
-        _say(f"mojolearn: error: {' '.join(str(error).split()) or type(error).__name__}")
+        message = FOR_PYTHON.sub("", " ".join(str(error).split())) or type(error).__name__
+        _say(f"mojolearn: error: {message}")
+        try:
+            sys.stdout.flush()
+        except OSError:  # a full disk, for example
+            _drop_output()
         return 2
+
+
+def _drop_output():
+    """Lead the output nowhere, or Python's own flush at exit fails again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser():
@@ -72,16 +108,24 @@ def _parser():
     generate = commands.add_parser(
         "generate",
         help="continue a text",
-        description="Continue a text. Options of sampling default to what the model's generation_config.json says.",
+        description="Continue a text. Whether to sample and how defaults to what the model's generation_config.json "
+        "says; without one, or where an option of sampling is given, tokens are drawn.",
     )
     generate.set_defaults(run=_generate)
     add = generate.add_argument
-    add("prompt", help="how the text begins")
+    add(
+        "prompt",
+        help="how the text begins; - reads it from standard input; put -- before one that begins with a dash",
+    )
     add(
         "--model", metavar="PATH", help="a Hugging Face folder (default: the small model inside this package)"
     )
     add("--max-new-tokens", type=int, default=64, metavar="N", help="at most so many tokens (default: 64)")
-    add("--greedy", action="store_true", help="take the best token every time")
+    add(
+        "--greedy",
+        action="store_true",
+        help="take the best token every time; goes with no option of sampling, nor --seed",
+    )
     add("--temperature", type=float, metavar="T", help="below 1 keeps to likely tokens, above 1 strays")
     add("--top-k", type=int, metavar="K", help="draw from the K best tokens; 0 = all")
     add("--top-p", type=float, metavar="P", help="draw from the best tokens that make up this share")
@@ -98,18 +142,17 @@ def _info(arguments):
 
 
 def _generate(arguments):
-    path = arguments.model or BUILT_IN
+    _check(arguments)
     if arguments.threads is not None:
-        most = numba.config.NUMBA_NUM_THREADS
-        if not 1 <= arguments.threads <= most:
-            raise ValueError(f"--threads must be from 1 to {most} on this machine, not {arguments.threads}")
         numba.set_num_threads(arguments.threads)
+    path = BUILT_IN if arguments.model is None else arguments.model
+    config = read_config(path)
+    options = _options(arguments, config)
+    prompt = _prompt(arguments.prompt)
     tokenizer = Tokenizer.load(path)
-    ids = tokenizer.encode(arguments.prompt)
-    if not ids:
-        raise ValueError("the prompt must hold at least one token, but it is empty")
+    ids = tokenizer.encode(prompt)
+    _check_room(len(ids), arguments.max_new_tokens, config.max_position_embeddings)
     lm = CausalLM.load(path, weight_format=arguments.weight_format)
-    options = _options(arguments, lm.config)
     if cache_is_cold():
         _say("compiling kernels for this machine, once ...")
     mojolearn.warmup(lm.weight_format)
@@ -120,7 +163,7 @@ def _generate(arguments):
     stream = lm.stream([ids], arguments.max_new_tokens, **options)
     ready = time.perf_counter()
     text, count, status = tokenizer.decode_stream(ids), 0, 0
-    _write(arguments.prompt)
+    _write(prompt)
     try:
         for new in stream:
             count += 1
@@ -132,27 +175,69 @@ def _generate(arguments):
     rate = f", {count / seconds:.0f} tokens/s" if count else ""
     how = "greedy" if stream.seed is None else f"seed {stream.seed}"
     _say(
-        f"{count} tokens in {seconds:.2f} s{rate} (prompt {len(ids)} tokens in {ready - began:.2f} s), {how}"
+        f"{counted(count, 'token')} in {seconds:.2f} s{rate} "
+        f"(prompt {counted(len(ids), 'token')} in {ready - began:.2f} s), {how}"
     )
     return status
 
 
+def _check(arguments):
+    """Judge the options by themselves, in the words of the command line."""
+    if arguments.model == "":
+        raise ValueError("--model must name a folder, but it is empty")
+    for name, (allowed, wanted) in NUMBERS.items():
+        value = getattr(arguments, name)
+        if value is not None and not allowed(value):
+            raise ValueError(f"{_flag(name)} must be {wanted}, not {value}")
+        if arguments.greedy and value is not None and name in (*SAMPLING, "seed"):
+            raise ValueError(f"{_flag(name)} has no effect with --greedy; leave out one of the two")
+
+
+def _flag(name):
+    return "--" + name.replace("_", "-")
+
+
+def _prompt(given):
+    """Return the prompt; that of ``-`` stands in the standard input, where one line break at the end is not text."""
+    try:
+        if given == "-":
+            if sys.stdin is None:
+                raise ValueError("the prompt is to come from the standard input, which is closed")
+            given = sys.stdin.read().removesuffix("\n")
+        given.encode()
+    except UnicodeError:
+        raise ValueError("the prompt must be text in the encoding of the terminal, usually UTF-8") from None
+    return given
+
+
+def _check_room(prompt, new, most):
+    """Refuse more tokens than the model has positions; the last new token needs none."""
+    if not prompt:
+        raise ValueError("the prompt must hold at least one token, but it is empty")
+    if not new or most is None:
+        return
+    if prompt > most:
+        raise ValueError(f"the prompt has {prompt} tokens, but the model has {most} positions")
+    room = most - prompt + 1
+    if new > room:
+        raise ValueError(
+            f"--max-new-tokens {new} is too many: the model has {most} positions and the prompt takes {prompt} of "
+            f"them; at most {counted(room, 'new token')} can follow"
+        )
+
+
 def _options(arguments, config):
     """What to pass to ``stream``: options given, then those of the model."""
-    options = {
-        "eos_token_id": config.eos_token_ids or None,
-        "seed": arguments.seed,
-        "greedy": arguments.greedy,
-    }
-    if not arguments.greedy:
-        options |= {
-            name: config.generation[name] for name in SAMPLING if config.generation.get(name) is not None
-        }
-    options |= {name: getattr(arguments, name) for name in SAMPLING if getattr(arguments, name) is not None}
-    for name, value in config.generation.items():
-        if name not in NEUTRAL and value is not None:
+    given = {name: getattr(arguments, name) for name in (*SAMPLING, "seed")}
+    given = {name: value for name, value in given.items() if value is not None}
+    asked = {name: value for name, value in config.generation.items() if value is not None}
+    for name, value in asked.items():
+        if name not in NEUTRAL:
             _say(f"note: generation_config.json asks for {name} = {value!r}, which is not applied")
-    return options
+    options = {"eos_token_id": config.eos_token_ids or None}
+    if arguments.greedy or (asked.get("do_sample") is False and not given):
+        return options | {"greedy": True}
+    return options | {"greedy": False} | {name: asked[name] for name in SAMPLING if name in asked} | given
 
 
 def _write(text):
@@ -162,7 +247,8 @@ def _write(text):
 
 
 def _say(line):
-    print(line, file=sys.stderr, flush=True)
+    if sys.stderr is not None:
+        print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import numpy as np
 
 from mojolearn.buffers import first_nonfinite
 from mojolearn.kernels import cache
-from mojolearn.scalars import kind
+from mojolearn.scalars import counted, kind
 from mojolearn.state import TransformerState
 from mojolearn.threads import run, workers
 
@@ -71,10 +71,10 @@ def admit_state(state, options, B, L, method, session=None):
 
 def admit_length(state, L, method):
     """Check a state's ``cached_tokens``, and that L more tokens fit; returns it."""
-    cached = state.checked_length(method)
+    cached = state._checked_length(method)
     if cached + L > state.max_tokens:
         raise ValueError(
-            f"{method}: the state holds {cached} tokens and has room for max_tokens={state.max_tokens}; "
+            f"{method}: the state holds {counted(cached, 'token')} and has room for max_tokens={state.max_tokens}; "
             f"{L} more do not fit. Allocate a state with a larger max_tokens"
         )
     return cached

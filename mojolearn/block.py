@@ -38,7 +38,8 @@ class TransformerBlock:
     Parameters
     ----------
     weights : dict of str to array
-        Under Hugging Face names, matrices in torch layout (out, in); copied. See `BlockOptions.weight_shapes`.
+        Under Hugging Face names without prefixes (``q_proj.weight``), matrices in torch layout (out, in); copied. See
+        `BlockOptions.weight_shapes`.
     n_heads : int
         Query heads.
     n_kv_heads : int, optional
@@ -203,8 +204,8 @@ class TransformerBlock:
         Raises
         ------
         TypeError, ValueError
-            For inputs that do not fit (shape, dtype, NaN or infinity, no room, ...), and when the arithmetic
-            overflows float32. The state is then unchanged, to the byte.
+            For inputs that do not fit (shape, dtype, NaN or infinity, no room, ...), and when an output, a new key or a
+            new value would not be finite in float32. The state is then unchanged, to the byte.
 
         Examples
         --------

@@ -6,7 +6,7 @@ A wrong kind of object is a ``TypeError``, a wrong value a ``ValueError``.
 
 import numpy as np
 
-from mojolearn.scalars import admit_integer, kind
+from mojolearn.scalars import admit_integer, counted, kind
 
 __all__ = [
     "admit_array",
@@ -168,7 +168,7 @@ def admit_cache(buffer, size, name, method):
     ValueError
         For a wrong length or rank, and for read-only, strided or misaligned memory.
     """
-    wanted = f"wanted is a flat, writable, contiguous float32 buffer of {size} values"
+    wanted = f"wanted is a flat, writable, contiguous float32 buffer of {counted(size, 'value')}"
     if isinstance(buffer, np.ma.MaskedArray):
         raise TypeError(f"{method}: {name} is a masked array, whose mask would be ignored; {wanted}")
     if _reader(buffer) is None:
@@ -179,7 +179,7 @@ def admit_cache(buffer, size, name, method):
     if array.ndim != 1:
         raise ValueError(f"{method}: {name} has shape {array.shape}; {wanted}")
     if array.size != size:
-        raise ValueError(f"{method}: {name} holds {array.size} values; {wanted}")
+        raise ValueError(f"{method}: {name} holds {counted(array.size, 'value')}; {wanted}")
     if not array.flags.c_contiguous:
         raise ValueError(f"{method}: {name} is strided, in steps of {array.strides[0]} bytes; {wanted}")
     if not array.flags.writeable:
@@ -236,7 +236,8 @@ def admit_lengths(lengths, B, L, method):
         lengths = lengths.tolist()
     if len(lengths) != B:
         raise ValueError(
-            f"{method}: lengths has {len(lengths)} entries, but x has {B} rows; give one per row"
+            f"{method}: lengths has {counted(len(lengths), 'entry', 'entries')}, but x has {counted(B, 'row')}; "
+            "give one per row"
         )
     numbers = [admit_integer(n, f"lengths[{i}]", method, 1, L) for i, n in enumerate(lengths)]
     return np.array(numbers, dtype=np.int64)

@@ -15,34 +15,39 @@ from mojolearn.scalars import admit_choice
 from mojolearn.weights import narrow
 
 
-def warmup(weight_format="float32"):
-    """Compile every kernel that blocks and models need, or load it from the compile cache.
+def warmup(target="float32"):
+    """Compile every kernel that a block or model needs, or load it from the compile cache.
 
-    The first call in a new installation takes some ten to twenty seconds; without it, the first ``forward`` and
-    ``step`` take that time.
+    In a new installation that takes some ten to twenty seconds; without it, the first calls take that time.
 
     Parameters
     ----------
-    weight_format : {"float32", "bfloat16", "float16"}
-        Storage format of the weights that will be used.
+    target : {"float32", "bfloat16", "float16"}, TransformerBlock or CausalLM
+        What will be used: a storage format of weights, or something that has one.
 
     Raises
     ------
     TypeError, ValueError
-        For an unknown format.
+        For anything else.
 
     Examples
     --------
     >>> warmup()
     """
-    admit_choice(weight_format, "weight_format", "warmup", WEIGHT_FORMATS)
+    weight_format = getattr(target, "weight_format", target)
+    admit_choice(weight_format, "target", "warmup", WEIGHT_FORMATS)
     options = {"n_heads": 1, "weight_format": weight_format}
     shapes = BlockOptions(d_model=2, intermediate_size=2, **options).weight_shapes()
     weights = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
     weights = {name: narrow(w, weight_format) if w.ndim == 2 else w for name, w in weights.items()}
     block = TransformerBlock(weights, **options)
+    state = block.allocate_state(1, 4)
+    x = np.ones((1, 2, 2), np.float32)
     with threads.both_twins():
-        block.forward(np.ones((1, 2, 2), np.float32), block.allocate_state(1, 2))
+        block.forward(x, state)
+        block.step(x[:, 0], state)
+        with block.decode_session(state) as session:
+            session.step(x[:, 0])
 
 
 def show_versions(file=None):

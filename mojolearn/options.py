@@ -267,7 +267,8 @@ class BlockOptions:
         Returns
         -------
         dict of str to tuple of int
-            Matrices in torch layout, ``(out, in)``.
+            Matrices in torch layout, ``(out, in)``. The names come without the prefixes of a whole model: a
+            checkpoint's ``model.layers.0.self_attn.q_proj.weight`` is ``q_proj.weight`` here.
         """
         return {
             name: tuple(self._size(size) for size in sizes)

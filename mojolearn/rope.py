@@ -52,7 +52,8 @@ def admit_rope_scaling(given, name, method):
     if not isinstance(given, Mapping):
         raise TypeError(f"{method}: {name} must be None or a dict, not {shown(given)}")
     entries = dict(given)
-    spellings = [entries.pop(key) for key in ("type", "rope_type") if key in entries]
+    spelt = [key for key in ("type", "rope_type") if key in entries]
+    spellings = [entries.pop(key) for key in spelt]
     allowed = ", ".join(map(repr, SCALINGS))
     if not spellings:
         raise ValueError(f'{method}: {name}={shown(given)} lacks the key "type", one of {allowed}')
@@ -63,7 +64,7 @@ def admit_rope_scaling(given, name, method):
             "spellings of one key, give one of them"
         )
     if not isinstance(rope_type, str) or rope_type not in SCALINGS:
-        raise ValueError(f'{method}: {name}["type"] must be one of {allowed}, not {shown(rope_type)}')
+        raise ValueError(f'{method}: {name}["{spelt[0]}"] must be one of {allowed}, not {shown(rope_type)}')
     keys = SCALINGS[rope_type]
     for key, value in entries.items():
         if key not in keys:

@@ -26,8 +26,16 @@ def kind(value):
     return "None" if value is None else type(value).__name__
 
 
+def counted(n, noun, plural=None):
+    """Write a number with its noun: "1 token", "2 tokens"."""
+    return f"{n} {noun if n == 1 else plural or noun + 's'}"
+
+
 def did_you_mean(name, choices):
-    """Hint at a close choice, " (did you mean 'window'?)"; an empty string when none is close."""
+    """Hint at a close name, " (did you mean 'window'?)"; an empty string when none is close.
+
+    For names only: of the values of an option a similar one can mean something quite different.
+    """
     close = difflib.get_close_matches(str(name), list(choices), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -127,7 +135,5 @@ def admit_choice(value, name, method, choices):
     if not isinstance(value, str):
         raise TypeError(f"{method}: {name} must be one of {allowed}, not {shown(value)}")
     if value not in choices:
-        raise ValueError(
-            f"{method}: {name} must be one of {allowed}, not {value!r}{did_you_mean(value, choices)}"
-        )
+        raise ValueError(f"{method}: {name} must be one of {allowed}, not {value!r}")
     return str(value)

@@ -13,8 +13,9 @@ from mojolearn.admission import (
     settle,
 )
 from mojolearn.buffers import admit_input
-from mojolearn.kernels import decode
+from mojolearn.kernels import resident
 from mojolearn.layers import aligned_zeros
+from mojolearn.scalars import counted
 
 NAME = "TransformerDecodeSession"
 
@@ -51,7 +52,7 @@ class TransformerDecodeSession:
         cached = admit_state(state, block.options, getattr(state, "batch_size", 0), 0, method)
         self._block, self._state = block, state
         n_blocks = state.batch_size * state.n_kv_heads
-        self._slots, key_size, value_size = decode.resident_sizes(n_blocks, state.capacity, state.head_dim)
+        self._slots, key_size, value_size = resident.sizes(n_blocks, state.capacity, state.head_dim)
         try:
             self._keys, self._values = aligned_zeros(key_size), aligned_zeros(value_size)
         except (MemoryError, ValueError):
@@ -144,7 +145,8 @@ class TransformerDecodeSession:
             if self._is_ahead():
                 raise ValueError(
                     f"{method}: cached_tokens of the state was set to {cached}, but the session holds "
-                    f"{self._count[0]} tokens; set it before opening a session, or after close or discard"
+                    f"{counted(int(self._count[0]), 'token')}; set it before opening a session, or after close "
+                    "or discard"
                 )
             self.load_state()
         check_positions(cached + 1, o.max_positions, self._block._positions, method)
@@ -152,7 +154,7 @@ class TransformerDecodeSession:
         y, new_k, new_v, which = pipeline.step(tokens, B, cached, seen, self._resident, self._room)
         refuse_overflow(which, method)
         return y, partial(
-            decode.append, self._keys, self._values, new_k, new_v, B * o.n_kv_heads, cached % state.capacity,
+            resident.append, self._keys, self._values, new_k, new_v, B * o.n_kv_heads, cached % state.capacity,
             self._slots, o.head_dim, state._held, self._count, cached,
         )  # fmt: skip
 
@@ -182,7 +184,7 @@ class TransformerDecodeSession:
         """
         self._check_open(f"{NAME}.sync_state")
         if self._is_ahead():
-            decode.move_out(self._keys, self._values, *self._layout(), self._state._k, self._state._v)
+            resident.move_out(self._keys, self._values, *self._layout(), self._state._k, self._state._v)
             self._synced = int(self._count[0])
 
     def load_state(self):
@@ -203,7 +205,7 @@ class TransformerDecodeSession:
         """Copy ``cached`` tokens from the state's buffers, which then hold all that the session holds."""
         state = self._state
         self._synced = self._count[0] = cached
-        decode.settle_in(state._k, state._v, *self._layout(), self._keys, self._values)
+        resident.settle_in(state._k, state._v, *self._layout(), self._keys, self._values)
 
     def close(self):
         """Write all tokens into the state's buffers and end the session; closing twice is harmless."""

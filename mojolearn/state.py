@@ -76,7 +76,7 @@ class TransformerState:
         self._refused = None
         self._session = None
         self.cached_tokens = cached_tokens
-        self.checked_length(METHOD)
+        self._checked_length(METHOD)
 
     @property
     def batch_size(self):
@@ -146,18 +146,18 @@ class TransformerState:
         if self._session is not None:
             self._session.sync_state()
 
-    def checked_length(self, method):
+    def _checked_length(self, method):
         """``cached_tokens``, or the exception that a call by the public name ``method`` raises for it."""
         return admit_integer(self.cached_tokens, "cached_tokens of the state", method, 0, self._max_tokens)
 
     @property
     def used_slots(self):
         """Slots of each (row, kv head) that hold a token."""
-        return min(self.checked_length(f"{METHOD}.used_slots"), self.capacity)
+        return min(self._checked_length(f"{METHOD}.used_slots"), self.capacity)
 
     def _held_tokens(self, flat, name):
         """The held [B, KV, S, HD] of a buffer: a view, or under a window a copy in ascending position order."""
-        length = self.checked_length(f"{METHOD}.{name}")
+        length = self._checked_length(f"{METHOD}.{name}")
         self._bring_up_to_date()
         shape = (self._batch_size, self._n_kv_heads, -1, self._head_dim)
         if not self._window:
@@ -210,7 +210,7 @@ class TransformerState:
 
     def _arguments(self):
         """What rebuilds this state: the arguments of the class, with copies of the buffers."""
-        length = self.checked_length(f"{METHOD}.copy")
+        length = self._checked_length(f"{METHOD}.copy")
         self._bring_up_to_date()
         return (self._batch_size, self._n_kv_heads, self._head_dim, self._max_tokens,
                 self._k.copy(), self._v.copy(), length, self._window)  # fmt: skip

@@ -1,6 +1,7 @@
 """The weights of a block: which names, shapes and dtypes are admitted, and how matrices are stored narrow.
 
-Names and the layout ``(out, in)`` are those of Hugging Face and torch. The matrices of a block
+Names and the layout ``(out, in)`` are those of Hugging Face and torch; names come without prefixes, so that
+``model.layers.0.mlp.up_proj.weight`` of a checkpoint is ``up_proj.weight`` here. The matrices of a block
 (``*_proj.weight``) are stored in its ``weight_format``; the vectors (norms and biases) are small and always
 float32. A bfloat16 value is kept as its 16 bits in a uint16: they are the upper half of the float32 of the
 same value.
@@ -125,6 +126,7 @@ def infer_sizes(weights):
     (4, 16)
     """
     _check_mapping(weights)
+    _check_prefixes(weights)
     sizes = []
     for name, rank, form in SIZES:
         if name not in weights:
@@ -164,6 +166,7 @@ def admit_weights(weights, options):
         hold.
     """
     _check_mapping(weights)
+    _check_prefixes(weights)
     shapes = options.weight_shapes()
     _check_names(weights, shapes, options)
     admitted = {}
@@ -191,6 +194,20 @@ def _check_mapping(weights):
         raise TypeError(f"{OWNER}: weights must be a dict from names to arrays, not {kind(weights)}")
 
 
+def _without_prefix(name):
+    return ".".join(str(name).split(".")[-2:])
+
+
+def _check_prefixes(weights):
+    """Answer names of whole models, such as "self_attn.q_proj.weight", in one sentence instead of one for each."""
+    for name in weights:
+        short = _without_prefix(name)
+        if name not in NAMES and short in NAMES:
+            raise ValueError(
+                f"{OWNER}: the weight {name!r} must come without its prefix, as {short!r}, and so must all others"
+            )
+
+
 def _check_names(weights, shapes, options):
     """Report every missing, unknown and switched-off name in one message."""
     missing = [name for name in shapes if name not in weights]
@@ -206,7 +223,8 @@ def _complaints(missing, unknown, known):
     """Put missing and unknown names into words."""
     complaints = [f"the weights lack {name!r}" for name in missing]
     complaints += [
-        f"the weight {name!r} is unknown{did_you_mean(name, missing or known)}" for name in unknown
+        f"the weight {name!r} is unknown{did_you_mean(_without_prefix(name), missing or known)}"
+        for name in unknown
     ]
     return complaints
 

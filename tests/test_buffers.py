@@ -302,7 +302,7 @@ def test_lengths_of_a_wrong_kind(wrong):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ([1], "has 1 entries, but x has 2 rows"),
+        ([1], "has 1 entry, but x has 2 rows"),
         ([], "has 0 entries"),
         ([1, 2, 3], "has 3 entries"),
         (range(10**12), "has 1000000000000 entries"),

@@ -193,6 +193,25 @@ class TestState:
             block.cached_tokens = int(saved["cached_tokens"])
         np.testing.assert_array_equal(bits(lm.forward(ids[:, 7:], loaded)), bits(lm.forward(ids)[:, 7:]))
 
+    def test_equal_copied_and_pickled(self, lm):
+        state = lm.allocate_state(1, 8)
+        lm.forward([[1, 2, 3]], state)
+        for twin in (state.copy(), copy.copy(state), copy.deepcopy(state), pickle.loads(pickle.dumps(state))):
+            assert twin == state
+            lm.step([4], twin)
+            assert twin != state
+        assert state != lm.allocate_state(1, 8)
+        assert state != state.blocks
+        with pytest.raises(TypeError, match="unhashable"):
+            hash(state)
+
+    def test_session_over_a_layer_of_another_size(self, lm):
+        state = lm.allocate_state(1, 8)
+        state.blocks[1] = TransformerState(1, 2, 4, 8, *np.zeros((2, 40), np.float32), 0, 5)
+        with pytest.raises(ValueError, match=r"^CausalLM\.decode_session: layer 1: the state has window=5"):
+            lm.decode_session(state)
+        assert state.blocks[0].session is None
+
     def test_layers_that_disagree(self, lm):
         state = lm.allocate_state(1, 8)
         state.blocks[1].cached_tokens = 2
@@ -276,7 +295,7 @@ class TestAllLayersOrNone:
             (lambda s: setattr(s.blocks[1], "cached_tokens", 3.0), TypeError, ["layer 1", "3.0"]),
             (lambda s: setattr(s.blocks[1], "cached_tokens", None), TypeError, ["layer 1", "None"]),
             (lambda s: setattr(s.blocks[1], "cached_tokens", 2), ValueError, ["layer 1", "2", "3"]),
-            (lambda s: s.blocks.pop(), ValueError, ["1 layers", "2"]),
+            (lambda s: s.blocks.pop(), ValueError, ["1 layer,", "2"]),
             (lambda s: s.blocks.__setitem__(1, s.blocks[0]), ValueError, ["one object", "own"]),
             (lambda s: s.blocks.__setitem__(0, s.blocks[1]), ValueError, ["one object", "own"]),
             (lambda s: s.blocks.reverse(), ValueError, ["layer 0", "window"]),
@@ -341,9 +360,12 @@ class TestAllLayersOrNone:
 
     def test_sizes_that_cannot_be_allocated(self, lm):
         for arguments, error in (((0, 4), ValueError), ((1, 0), ValueError), ((1, 2.0), TypeError)):
-            with pytest.raises(error):
+            with pytest.raises(error, match=r"^CausalLM\.allocate_state: "):
                 lm.allocate_state(*arguments)
-        with pytest.raises(MemoryError, match="bytes"):
+        total = (
+            2 * 4 * 2**20 * (2**40 + 4) * 2 * 4
+        )  # buffers, bytes, rows, slots of both layers, heads, head_dim
+        with pytest.raises(MemoryError, match=rf"^CausalLM\.allocate_state: .* {total} bytes in 2 layers"):
             lm.allocate_state(2**20, 2**40)
 
 
@@ -514,7 +536,7 @@ class TestBrokenFolders:
     @pytest.mark.parametrize(
         ("damage", "error", "words"),
         [
-            (lambda f: shutil.rmtree(f), FileNotFoundError, ["is not a folder"]),
+            (lambda f: shutil.rmtree(f), FileNotFoundError, ["the folder", "does not exist"]),
             (lambda f: (f / "config.json").unlink(), FileNotFoundError, ["config.json", "does not exist"]),
             (lambda f: (f / "config.json").write_text("{"), ValueError, ["config.json", "JSON"]),
             (

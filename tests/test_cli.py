@@ -1,5 +1,6 @@
 """The command line: text on stdout, one line about it on stderr, and errors in one line."""
 
+import io
 import json
 import os
 import re
@@ -89,7 +90,7 @@ def test_stops_at_the_models_eos(run, tmp_path):
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(1, 2048))}))
     status, _, err = run("generate", "Emma", "--model", folder, "--seed", 1)
     assert status == 0
-    assert err[0].startswith("1 tokens in ")
+    assert err[0].startswith("1 token in ")
 
 
 def test_what_generation_config_asks_in_vain_is_said(run, tmp_path):
@@ -100,6 +101,66 @@ def test_what_generation_config_asks_in_vain_is_said(run, tmp_path):
     _, _, err = run("generate", "Emma", "--model", folder, "--max-new-tokens", 1)
     assert err[0] == "note: generation_config.json asks for repetition_penalty = 1.1, which is not applied"
     assert len(err) == 2
+
+
+@pytest.fixture
+def model(tmp_path):
+    """``model(**fields)``: the built-in model with another generation_config.json."""
+
+    def make(**fields):
+        folder = tmp_path / "model"
+        shutil.copytree(BUILT_IN, folder)
+        (folder / "generation_config.json").write_text(json.dumps(fields))
+        return folder
+
+    return make
+
+
+def test_do_sample_of_the_model_is_followed(run, model):
+    folder = model(do_sample=False, temperature=0.0)
+    base = ("generate", "Emma", "--model", folder, "--max-new-tokens", 8)
+    greedy, seeded = run(*base), run(*base, "--seed", 3)
+    assert greedy[2][-1].endswith(", greedy")
+    assert greedy[1] == run(*base, "--greedy")[1]
+    assert seeded[2][-1].endswith(", seed 3")
+    assert run(*base, "--top-k", 1)[1] == greedy[1]
+
+
+def test_wrong_setting_of_the_model(run, model):
+    status, _, err = run("generate", "Emma", "--model", model(do_sample="no"))
+    assert (status, len(err)) == (2, 1)
+    assert "generation_config.json: do_sample must be True or False" in err[0]
+
+
+def test_unsupported_model_comes_before_its_tokenizer(run, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    status, _, err = run("generate", "Emma", "--model", tmp_path)
+    assert (status, len(err)) == (2, 1)
+    assert "'gpt2'" in err[0]
+
+
+@pytest.mark.parametrize("arguments", [["--greedy", "--", "-5 or"], ["--greedy", "--", "--seed"]])
+def test_prompt_that_begins_with_a_dash(run, arguments):
+    status, out, _ = run("generate", "--max-new-tokens", 1, *arguments)
+    assert status == 0
+    assert out.startswith(arguments[-1])
+
+
+def test_prompt_from_standard_input(run, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("- Emma,\nshe\n"))
+    status, out, _ = run("generate", "-", "--max-new-tokens", 1, "--greedy")
+    assert status == 0
+    assert out.startswith("- Emma,\nshe")
+    monkeypatch.setattr(sys, "stdin", None)
+    status, _, err = run("generate", "-")
+    assert (status, len(err)) == (2, 1)
+    assert "closed" in err[0]
+
+
+def test_prompt_that_is_no_text(run):
+    status, _, err = run("generate", "Emma \udcff")
+    assert (status, len(err)) == (2, 1)
+    assert "the prompt must be text" in err[0]
 
 
 def test_cold_cache_is_said_once(run, monkeypatch):
@@ -118,16 +179,24 @@ def test_no_new_tokens(run):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--model", "/nowhere"], ["/nowhere"]),
-        (["--max-new-tokens", "-1"], ["max_new_tokens", "-1"]),
-        (["--max-new-tokens", "512"], ["max_positions=512"]),
-        (["--temperature", "0"], ["temperature", "greedy"]),
-        (["--top-p", "1.5"], ["top_p", "1.5"]),
-        (["--top-k", "-2"], ["top_k", "-2"]),
-        (["--seed", "-3"], ["seed", "-3"]),
+        (["--model", "/nowhere"], ["the folder /nowhere does not exist"]),
+        (["--model", ""], ["--model must name a folder"]),
+        (["--model", "HuggingFaceTB/SmolLM2-135M"], ["does not exist", "not downloaded"]),
+        (["--model", BUILT_IN / "config.json"], ["config.json is a file", "folder"]),
+        (["--model", "x" * 5000], ["does not exist"]),
+        (["--max-new-tokens", "-1"], ["--max-new-tokens must be at least 0, not -1"]),
+        (["--max-new-tokens", "512"], ["--max-new-tokens 512", "512 positions", "takes 2", "511 new tokens"]),
+        (["--temperature", "0"], ["--temperature must be above 0", "--greedy"]),
+        (["--temperature", "nan"], ["--temperature", "nan"]),
+        (["--top-p", "1.5"], ["--top-p", "1.5"]),
+        (["--min-p", "-1"], ["--min-p", "-1"]),
+        (["--top-k", "-2"], ["--top-k", "-2"]),
+        (["--seed", "-3"], ["--seed", "-3"]),
+        (["--seed", 2**64], ["--seed", str(2**64)]),
+        (["--greedy", "--seed", "3"], ["--seed has no effect with --greedy"]),
         (["--threads", "0"], ["--threads", "0"]),
         (["--threads", "100000"], ["--threads", "100000"]),
-        (["--greedy", "--temperature", "0.5"], ["temperature=0.5", "greedy"]),
+        (["--greedy", "--temperature", "0.5"], ["--temperature has no effect with --greedy"]),
         (["--weight-format", "bfloat16"], ["bfloat16", "model.embed_tokens.weight"]),
     ],
 )
@@ -135,15 +204,23 @@ def test_errors_in_one_line(run, arguments, words):
     status, out, err = run("generate", "Emma", *arguments)
     assert (status, out, len(err)) == (2, "", 1)
     assert err[0].startswith("mojolearn: error: ")
+    assert not re.search(r"CausalLM|Tokenizer|=True|max_positions", err[0])
+    assert len(err[0]) < 500
     for word in words:
         assert word in err[0]
 
 
-def test_missing_package_names_the_extra(run, monkeypatch):
+def test_prompt_longer_than_the_model(run):
+    status, _, err = run("generate", "Emma " * 600, "--max-new-tokens", 1)
+    assert (status, len(err)) == (2, 1)
+    assert re.search(r"the prompt has \d+ tokens, but the model has 512 positions", err[0])
+
+
+def test_missing_package_is_named(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     status, _, err = run("generate", "Emma")
     assert (status, len(err)) == (2, 1)
-    assert "mojolearn-numba[hf]" in err[0]
+    assert "pip install tokenizers" in err[0]
 
 
 @pytest.mark.parametrize(
@@ -226,6 +303,18 @@ class TestProcess:
         assert process.wait() == 141
         assert "Traceback" not in err
         assert "Error" not in err
+
+    @pytest.mark.parametrize(
+        ("redirection", "words"),
+        [(">&-", b"standard output is closed"), (">/dev/full", b"No space left"), (">&- 2>&-", b"")],
+    )
+    @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+    def test_output_that_cannot_be_written(self, redirection, words):
+        command = f"{sys.executable} -m mojolearn generate Emma --greedy --max-new-tokens 2 {redirection}"
+        done = subprocess.run(command, shell=True, capture_output=True)
+        assert done.returncode == 2
+        assert len(done.stderr.splitlines()) == bool(words)
+        assert words in done.stderr
 
     def test_ctrl_c(self):
         process = subprocess.Popen(

@@ -216,7 +216,7 @@ def test_harmless_fields_change_nothing(name):
         ({"hidden_act": "gelu"}, ["hidden_act", "'gelu'", "silu"]),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, ["rope_scaling", "'yarn'"]),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["rope_scaling", "'dynamic'"]),
-        ({"rope_parameters": {"rope_type": "longrope"}}, ["rope_parameters", "'longrope'"]),
+        ({"rope_parameters": {"rope_type": "longrope"}}, ['rope_parameters["rope_type"]', "'longrope'"]),
         ({"rope_parameters": {"rope_type": ["linear"], "factor": 2.0}}, ["rope_parameters"]),
         ({"rope_parameters": {"rope_type": "linear"}}, ["rope_parameters", "'factor'"]),
         ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, ["factor", "0"]),
@@ -224,20 +224,24 @@ def test_harmless_fields_change_nothing(name):
         ({"rope_parameters": {"rope_type": "default", "mscale": 2.0}}, ["mscale", "2.0"]),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, ["partial_rotary_factor", "0.5"]),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, ["full_attention"]),
-        ({"rope_parameters": {"rope_theta": 9.0}}, ["rope_theta", "contradict"]),
+        (
+            {"rope_parameters": {"rope_theta": 9.0}},
+            ["rope_theta = 10000.0 and rope_parameters.rope_theta = 9.0 contradict"],
+        ),
         ({"rope_parameters": {"rope_theta": -9.0}}, ["rope_theta", "-9.0"]),
         (
             {
                 "rope_parameters": {"rope_type": "linear", "factor": 2.0},
                 "rope_scaling": {"type": "linear", "factor": 3},
             },
-            ["rope_scaling", "contradict"],
+            ["rope_parameters = {", "2.0", "rope_scaling = {", "3.0", "contradict"],
         ),
         ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, ["high_freq_factor", "1.0"]),
         ({"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 0}}, ["original_max", "0"]),
         ({"rope_scaling": "linear"}, ["rope_scaling", "'linear'"]),
         ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor", "0.5"]),
-        ({"rotary_dim": 4}, ["rotary_dim", "4"]),
+        ({"rotary_dim": 4}, ["rotary_dim", "4", "wanted is no such field"]),
+        ({"use_mrope": True}, ["use_mrope = True", "wanted is false or no such field"]),
         ({"pretraining_tp": 2}, ["pretraining_tp", "2"]),
         ({"pretraining_tp": True}, ["pretraining_tp", "True"]),
         ({"quantization_config": {"bits": 4}}, ["quantization_config", "bits"]),
@@ -248,10 +252,14 @@ def test_harmless_fields_change_nothing(name):
         ({"sliding_window": 8}, ["sliding_window", "8", "llama"]),
         ({"model_type": "mistral", "sliding_window": -1}, ["sliding_window", "-1"]),
         ({"model_type": "qwen2", "use_sliding_window": 1}, ["use_sliding_window", "1"]),
-        ({"layer_types": ["full_attention"]}, ["layer_types", "2"]),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, ["layer_types", "sliding_attention"]),
-        ({"layer_types": ["full_attention", "linear_attention"]}, ["layer_types", "linear_attention"]),
-        ({"layer_types": [["full_attention"], {}]}, ["layer_types"]),
+        ({"layer_types": ["full_attention"]}, ["layer_types", "num_hidden_layers = 2", "1 entry"]),
+        ({"layer_types": "full_attention"}, ["layer_types must be a list"]),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, ["layer_types[1]", "no sliding window"]),
+        (
+            {"layer_types": ["full_attention", "linear_attention"]},
+            ["layer_types[1] must be full_attention or sliding_attention, not 'linear_attention'"],
+        ),
+        ({"layer_types": [["full_attention"], {}]}, ["layer_types[0]"]),
         ({"model_type": "mistral", "layer_types": ["full_attention"] * 2}, ["layer_types", "family"]),
         ({"hidden_size": ...}, ["hidden_size", "missing"]),
         ({"hidden_size": 18}, ["hidden_size", "18", "num_attention_heads"]),
@@ -278,6 +286,11 @@ def test_refused_by_name_and_value(changes, names):
     message = refused(**changes)
     for name in names:
         assert name in message
+
+
+@pytest.mark.parametrize("name", ["sliding_window", "quantization_config", "use_mrope", "what_is_this"])
+def test_null_is_as_good_as_absent(name):
+    assert parse(**{name: None}) == parse()
 
 
 @pytest.mark.parametrize("model_type", families.FAMILIES)
@@ -351,10 +364,10 @@ def test_malformed_file(tmp_path, text, words):
 
 
 def test_nothing_there(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"^CausalLM\.load: .*config\.json does not exist$"):
+    with pytest.raises(
+        FileNotFoundError, match=r"^CausalLM\.load: .*config\.json does not exist; its folder is empty$"
+    ):
         read_config(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"^CausalLM\.load: .*nowhere is not a folder"):
-        read_config(tmp_path / "nowhere")
     (tmp_path / "config.json").mkdir()
     with pytest.raises(ValueError, match=r"config\.json cannot be read"):
         read_config(tmp_path)
@@ -384,6 +397,37 @@ def test_generation_config_is_kept_and_checked(tmp_path):
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": "</s>"}')
     with pytest.raises(ValueError, match=r"generation_config\.json: eos_token_id"):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ({"do_sample": "yes"}, ["do_sample must be True or False", "'yes'"]),
+        ({"do_sample": 1}, ["do_sample", "1"]),
+        ({"temperature": "0.7"}, ["temperature must be a number", "'0.7'"]),
+        ({"temperature": 0}, ["temperature must be above 0"]),
+        ({"do_sample": False, "temperature": -1}, ["temperature", "-1"]),
+        ({"top_k": 1.5}, ["top_k must be an integer", "1.5"]),
+        ({"top_k": -1}, ["top_k", "-1"]),
+        ({"top_p": 1.5}, ["top_p", "1.5"]),
+        ({"min_p": True}, ["min_p", "True"]),
+    ],
+)
+def test_wrong_settings_of_sampling(tmp_path, field, words):
+    (tmp_path / "config.json").write_text(json.dumps(config()))
+    (tmp_path / "generation_config.json").write_text(json.dumps(field))
+    with pytest.raises(ValueError, match=r"^CausalLM\.load: .*generation_config\.json: ") as caught:
+        read_config(tmp_path)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_settings_that_say_nothing(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config()))
+    (tmp_path / "generation_config.json").write_text(
+        '{"top_k": null, "do_sample": false, "temperature": 0.0}'
+    )
+    assert read_config(tmp_path).generation == {"do_sample": False}
 
 
 def test_tables_do_not_contradict_each_other():

@@ -99,12 +99,15 @@ BELOW = {
     "kernels.vmath": {"_jit", "kernels.simd"},
     "kernels.sums": {"_jit", "kernels.simd"},
     "kernels.rotary": VECTOR_LAYER | {"kernels.norm"},
+    "kernels.decode": VECTOR_LAYER | {"kernels.resident"},
+    "kernels.step": {"_jit"}
+    | {f"kernels.{name}" for name in ("cache", "decode", "linear", "norm", "rotary")},
 }
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_import_only_what_is_below_them(name):
-    """Kernels share registers, elementary functions and the order of sums; only qk-norm is a norm within another."""
+    """Kernels share registers, elementary functions and the order of sums; a step is made of them."""
     assert inner(name) <= BELOW.get(name, VECTOR_LAYER)
     assert outer(name) <= {"numpy", "numba", "llvmlite", "math", "operator", "functools"}
 

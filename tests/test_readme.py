@@ -1,26 +1,36 @@
-"""Every Python block of README.md runs as it stands, in an empty folder, one after the other."""
+"""The Python blocks of README.md and of every page of docs run as they stand, page by page, in an empty folder."""
 
 import re
 from pathlib import Path
 
-README = Path(__file__).parent.parent / "README.md"
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", README.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+def blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
-def test_python_blocks_run(tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = {"__name__": "readme"}
-    assert blocks("python")
-    for source in blocks("python"):
-        exec(compile(source, "README.md", "exec"), names)
+    names = {"__name__": "page"}
+    for source in blocks(page, "python"):
+        exec(compile(source, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/guide/state.md"])
+def test_there_are_blocks(name):
+    assert len(blocks(ROOT / name, "python")) > 1
 
 
 def test_setup_is_two_single_lines():
     """`.ci/run` runs these two lines as they stand."""
-    setup = [line for block in blocks("sh") for line in block.splitlines() if "-m venv" in line]
+    setup = [
+        line for block in blocks(ROOT / "README.md", "sh") for line in block.splitlines() if "-m venv" in line
+    ]
     assert len(setup) == 2
     assert "mojolearn generate" in setup[0]
     assert "pytest" in setup[1]

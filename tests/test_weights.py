@@ -157,6 +157,30 @@ def test_a_misspelt_name_is_reported_with_the_missing_one():
     assert "'o_porj.weight' is unknown (did you mean 'o_proj.weight'?)" in message
 
 
+@pytest.mark.parametrize("prefix", ["", "model.layers.0."])
+def test_names_of_a_whole_model_lose_their_prefix(prefix):
+    weights, options = case()
+    parts = {"q": "self_attn.", "k": "self_attn.", "v": "self_attn.", "o": "self_attn."}
+    theirs = {
+        f"{prefix}{parts.get(name[0], 'mlp.')}{name}": w for name, w in weights.items() if "proj" in name
+    }
+    rest = {prefix + name: w for name, w in weights.items() if "proj" not in name}
+    first = next(name for name in rest | theirs if name not in weights)
+    short = ".".join(first.split(".")[-2:])
+    message = refusal(ValueError, rest | theirs, options)
+    assert message.startswith(
+        f"TransformerBlock: the weight '{first}' must come without its prefix, as '{short}'"
+    )
+    with pytest.raises(ValueError, match="without its prefix"):
+        infer_sizes(rest | theirs)
+
+
+def test_a_misspelt_name_with_a_prefix():
+    weights, options = case()
+    weights["model.layers.0.self_attn.o_porj.weight"] = weights.pop("o_proj.weight")
+    assert "did you mean 'o_proj.weight'?" in refusal(ValueError, weights, options)
+
+
 def test_all_faults_of_the_names_are_in_one_message():
     weights, options = case()
     del weights["q_proj.weight"], weights["down_proj.weight"]

@@ -13,7 +13,7 @@ those of this call. So the cache is only read here; it is written after everythi
     context   = sum weights[j] v[j]   a chain over positions, ascending
 
 Scratch of one worker, each number a register of LANES rows:
-q (HD), context (HD), partial sums (levels, KEYS), scores (keys of the block).
+q (HD), context (HD), partial sums (levels, KEYS), scores (keys of the block, and KEYS to spare).
 """
 
 import functools
@@ -34,14 +34,12 @@ KEY_TILE = KEYS * LANES
 
 
 @part
-def leaf_of_keys(q, q_at, keys, at, head_dim, n, partial, partial_at):
-    """KEYS dot products per lane over one leaf of n numbers. q: (n, LANES); key i at keys[at + i * head_dim]."""
+def leaf_of_keys(q, q_at, keys, k0, k1, k2, k3, k4, k5, k6, k7, n, partial, partial_at):
+    """KEYS dot products per lane over one leaf of n numbers. q: (n, LANES); key i from keys[ki] on."""
     s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = splat(ZERO)
-    k1, k2, k3 = at + head_dim, at + 2 * head_dim, at + 3 * head_dim
-    k4, k5, k6, k7 = at + 4 * head_dim, at + 5 * head_dim, at + 6 * head_dim, at + 7 * head_dim
     for d in range(n):
         x = load(q, q_at + d * LANES)
-        s0 = fma(x, broadcast(keys, at + d), s0)
+        s0 = fma(x, broadcast(keys, k0 + d), s0)
         s1 = fma(x, broadcast(keys, k1 + d), s1)
         s2 = fma(x, broadcast(keys, k2 + d), s2)
         s3 = fma(x, broadcast(keys, k3 + d), s3)
@@ -64,44 +62,36 @@ def store_eight(target, at, s0, s1, s2, s3, s4, s5, s6, s7):
     store(target, at + 7 * LANES, s7)
 
 
-@helper
-def leaf_of_key(q, q_at, keys, at, n, partial, partial_at):
-    """One dot product per lane over one leaf."""
-    s = splat(ZERO)
-    for d in range(n):
-        s = fma(load(q, q_at + d * LANES), broadcast(keys, at + d), s)
-    store(partial, partial_at, s)
-
-
 @part
 def scores_of_run(scratch, q_at, partial_at, scores_at, keys, at, n_keys, head_dim, scale, softcap):
-    """Scores of a run of n_keys keys (HD numbers each, from keys[at] on). softcap: 0 = none."""
+    """Scores of a run of n_keys keys (HD numbers each, from keys[at] on). softcap: 0 = none.
+
+    The last keys of a run are filled up to KEYS by repeating the last one; those scores land behind the run, where
+    the next run, or nothing, follows.
+    """
     leaf = leaf_length(head_dim)
     n_leaves = (head_dim + leaf - 1) // leaf
-    j = 0
-    while j < n_keys:
-        together = KEYS if j + KEYS <= n_keys else 1
-        size = together * LANES
+    last = n_keys - 1
+    for j in range(0, n_keys, KEYS):
         level = 0
         for t in range(n_leaves):
             first = t * leaf
-            n = min(leaf, head_dim - first)
-            key_at = at + j * head_dim + first
-            if together == KEYS:
-                leaf_of_keys(scratch, q_at + first * LANES, keys, key_at, head_dim, n,
-                             scratch, partial_at + level * size)  # fmt: skip
-            else:
-                leaf_of_key(
-                    scratch, q_at + first * LANES, keys, key_at, n, scratch, partial_at + level * size
-                )
-            level = fold_after(t, level + 1, scratch, partial_at, size)
-        fold_rest(level, scratch, partial_at, size)
-        for i in range(0, size, LANES):
+            start = at + first
+            leaf_of_keys(
+                scratch, q_at + first * LANES, keys,
+                start + j * head_dim, start + min(j + 1, last) * head_dim,
+                start + min(j + 2, last) * head_dim, start + min(j + 3, last) * head_dim,
+                start + min(j + 4, last) * head_dim, start + min(j + 5, last) * head_dim,
+                start + min(j + 6, last) * head_dim, start + min(j + 7, last) * head_dim,
+                min(leaf, head_dim - first), scratch, partial_at + level * KEY_TILE,
+            )  # fmt: skip
+            level = fold_after(t, level + 1, scratch, partial_at, KEY_TILE)
+        fold_rest(level, scratch, partial_at, KEY_TILE)
+        for i in range(0, KEY_TILE, LANES):
             s = load(scratch, partial_at + i) * splat(scale)
             if softcap > ZERO:
                 s = tanh(s / splat(softcap)) * splat(softcap)
             store(scratch, scores_at + j * LANES + i, s)
-        j += together
 
 
 # --- softmax -----------------------------------------------------------------------------------------------
@@ -331,4 +321,4 @@ def scratch_size(longest, group, head_dim, cached, window):
         n_keys = min(n_keys, window + (LANES - 1) // group + 2)
     leaf = plain(leaf_length)(head_dim)
     levels = plain(levels_of)(-(-head_dim // leaf))
-    return (2 * head_dim + 2 + levels * KEYS + n_keys) * LANES
+    return (2 * head_dim + 2 + levels * KEYS + n_keys + KEYS) * LANES

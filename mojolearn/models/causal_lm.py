@@ -9,7 +9,7 @@ from mojolearn.models.decode import CausalLMDecodeSession
 from mojolearn.models.generation import TokenStream
 from mojolearn.models.ids import admit_ids
 from mojolearn.models.loading import load_parts
-from mojolearn.models.model_state import CausalLMState, admit_state
+from mojolearn.models.model_state import admit_state, allocate
 from mojolearn.models.tokenizer import Tokenizer
 from mojolearn.scalars import kind
 from mojolearn.weights import widen
@@ -110,7 +110,8 @@ class CausalLM:
         batch_size : int
             Number of rows B.
         max_tokens : int
-            Room for tokens in each row.
+            Room for tokens in each row. It may be more than ``max_positions``, which only a call that reaches so
+            far meets.
 
         Returns
         -------
@@ -119,10 +120,12 @@ class CausalLM:
 
         Raises
         ------
-        TypeError, ValueError, MemoryError
-            As `TransformerBlock.allocate_state` does.
+        TypeError, ValueError
+            For sizes that are no integers above 0.
+        MemoryError
+            If the buffers do not fit, naming the bytes of all layers.
         """
-        return CausalLMState([block.allocate_state(batch_size, max_tokens) for block in self.blocks])
+        return allocate(self.blocks, batch_size, max_tokens)
 
     def forward(self, ids, state=None):
         """Compute the logits at every position.
@@ -239,7 +242,7 @@ class CausalLM:
             Take the best token every time (the lowest id of equals). False draws from the distribution.
         seed : int or sequence of int, optional
             One for all rows, which then still differ from each other, or one per row: a row's tokens depend on its
-            seed and prompt alone. None takes a new seed each time; `stream` can tell which. Not used if greedy.
+            seed and prompt alone. None takes a new seed each time; `stream` can tell which. Only with greedy=False.
         temperature, top_k, top_p, min_p
             What to draw from, see `mojolearn.models.sampling.Sampling`.
         eos_token_id : int or sequence of int, optional

@@ -6,13 +6,15 @@ read here: strictly, and without reading an array before it is asked for.
 
 import math
 import mmap
+import os
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from mojolearn.models.files import admit_file
 from mojolearn.models.strict_json import parse_json, read_json
-from mojolearn.scalars import shown
+from mojolearn.scalars import counted, shown
 
 CALLER = "CausalLM.load"
 SINGLE = "model.safetensors"
@@ -50,14 +52,14 @@ class Checkpoint:
         folder = Path(folder)
         self.where = f"{CALLER}: {folder}"
         self._left = {}  # name -> (the file it is in, its entry)
-        if (folder / SINGLE).exists():
+        if os.path.lexists(folder / SINGLE):
             shards = {SINGLE: None}
-        elif (folder / INDEX).exists():
+        elif os.path.lexists(folder / INDEX):
             shards = _shards(folder / INDEX)
         else:
             others = sorted(p.name for p in folder.glob("*") if p.suffix in (".bin", ".gguf", ".safetensors"))
             raise FileNotFoundError(
-                f"{self.where}: no weights found; wanted {SINGLE} or {INDEX}, found {shown(others or 'neither')}"
+                f"{self.where}: no weights found; wanted {SINGLE} or {INDEX}, found {_some(others) or 'neither'}"
             )
         for file, names in shards.items():
             shard = SafetensorsFile(folder / file)
@@ -109,8 +111,10 @@ class Checkpoint:
         """Check that nothing is left but tensors whose names end with one of `ignored`."""
         unused = sorted(name for name in self._left if not name.endswith(tuple(ignored)))
         if unused:
-            some = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" if len(unused) > 5 else "")
-            raise ValueError(f"{self.where}: {len(unused)} tensors have no place in the model: {some}")
+            have = "has" if len(unused) == 1 else "have"
+            raise ValueError(
+                f"{self.where}: {counted(len(unused), 'tensor')} {have} no place in the model: {_some(unused)}"
+            )
 
 
 class Entry(NamedTuple):
@@ -141,18 +145,14 @@ class SafetensorsFile:
 
     def __init__(self, path):
         self.path = path
-        try:
-            with open(path, "rb") as file:
-                size = file.seek(0, 2)
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-        except FileNotFoundError:
-            raise FileNotFoundError(f"{CALLER}: {path} does not exist") from None
-        except OSError as error:
-            raise ValueError(f"{CALLER}: {path} cannot be read ({error.strerror})") from None
+        admit_file(path, CALLER)
+        with open(path, "rb") as file:
+            size = file.seek(0, 2)
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         length = int.from_bytes(self._map[:8], "little")
         if size < 8 or length > min(size - 8, LONGEST_HEADER):
             raise ValueError(
-                f"{CALLER}: {path} is cut short or no safetensors file: {size} bytes, header {length}"
+                f"{CALLER}: {path} is cut short or no safetensors file: {counted(size, 'byte')}, header {length}"
             )
         self._data = 8 + length
         header = parse_json(self._map[8 : self._data], f"{CALLER}: {path}: the header")
@@ -184,7 +184,9 @@ class SafetensorsFile:
             if not isinstance(numbers, list) or not all(type(n) is int and n >= 0 for n in numbers):
                 raise ValueError(f"{where} has {key} {shown(numbers)}; wanted a list of integers from 0")
         if len(offsets) != 2 or offsets[1] - offsets[0] != math.prod(shape) * ITEMSIZE[dtype]:
-            wanted = f"{math.prod(shape) * ITEMSIZE[dtype]} bytes for {dtype} of shape {tuple(shape)}"
+            wanted = (
+                f"{counted(math.prod(shape) * ITEMSIZE[dtype], 'byte')} for {dtype} of shape {tuple(shape)}"
+            )
             raise ValueError(f"{where} has data_offsets {shown(offsets)}; wanted {wanted}")
         return Entry(dtype, tuple(shape), *offsets)
 
@@ -199,9 +201,14 @@ class SafetensorsFile:
                 )
             end = entry.stop
         if end != size:
+            fault = "cut short" if size < end else "longer than its header says"
             raise ValueError(
-                f"{CALLER}: {self.path} holds {size} bytes of tensors; wanted {end} (cut short?)"
+                f"{CALLER}: {self.path} is {fault}: it holds {counted(size, 'byte')} of tensors, wanted {end}"
             )
+
+
+def _some(names):
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _shards(path):

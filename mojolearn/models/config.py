@@ -4,14 +4,17 @@ Every field is either honoured, or known to be harmless, or refused by name and 
 be computed differently from what its authors wrote is never loaded.
 """
 
+import json
+import os
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from mojolearn.models import families
+from mojolearn.models.files import admit_folder
+from mojolearn.models.sampling import OPTIONS, Sampling
 from mojolearn.models.strict_json import Fields, read_json
 from mojolearn.options import BlockOptions
 from mojolearn.rope import admit_rope_scaling
-from mojolearn.scalars import shown
+from mojolearn.scalars import counted, shown
 
 CALLER = "CausalLM.load"
 
@@ -29,7 +32,8 @@ class ModelConfig:
     eos_token_ids : tuple of int
         The ids that end a text; those of ``generation_config.json`` where it names any.
     generation : dict
-        The other fields of ``generation_config.json``: defaults for sampling.
+        The other fields of ``generation_config.json``. The command line follows ``do_sample`` and the settings
+        of sampling, which are checked; `CausalLM.generate` follows its arguments alone.
     """
 
     model_type: str
@@ -83,17 +87,29 @@ def read_config(folder):
     ValueError
         A field is malformed, missing, or asks for something that is not honoured: file, field and value.
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{CALLER}: {folder} is not a folder; wanted one with config.json in it")
+    folder = admit_folder(folder, CALLER)
     path = folder / "config.json"
     config = parse_config(read_json(path, CALLER), f"{CALLER}: {path}")
     path = folder / "generation_config.json"
-    if not path.exists():
+    if not os.path.lexists(path):
         return config
     fields = Fields(read_json(path, CALLER), f"{CALLER}: {path}")
     eos = fields.ids("eos_token_id", config.vocab_size) or config.eos_token_ids
-    return replace(config, eos_token_ids=eos, generation=fields.left)
+    return replace(config, eos_token_ids=eos, generation={**_sampling(fields), **fields.left})
+
+
+def _sampling(fields):
+    """Take ``do_sample`` and the settings of sampling; those that are absent, or null, are left out."""
+    settings = {"do_sample": fields.boolean("do_sample", None)}
+    settings |= {name: fields.take(name) for name in OPTIONS if name != "greedy"}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    if settings.get("do_sample") is False and settings.get("temperature") == 0:
+        del settings["temperature"]  # another way to say that nothing is drawn
+    try:
+        Sampling(fields.where, greedy=False, **{n: v for n, v in settings.items() if n != "do_sample"})
+    except TypeError as error:  # of the file, our argument, this is a wrong value
+        raise ValueError(str(error)) from None
+    return settings
 
 
 def parse_config(raw, where):
@@ -158,24 +174,34 @@ def _heads(fields, d_model):
 
 def _rope(fields):
     """Read both spellings: ``rope_parameters``, or the older ``rope_theta`` and ``rope_scaling``."""
-    thetas, scalings = {fields.number("rope_theta", None)}, []
+    thetas, scalings = {"rope_theta": fields.number("rope_theta", None)}, {}
     for name in ("rope_parameters", "rope_scaling"):
         entries = fields.inner(name)
         if entries is None:
             continue
         inside = Fields(entries, f"{fields.where}: {name}")
-        thetas.add(inside.number("rope_theta", None))
+        thetas[f"{name}.rope_theta"] = inside.number("rope_theta", None)
         if inside.left.get("partial_rotary_factor") == 1:
             inside.take("partial_rotary_factor")
         if "type" not in inside.left:
             inside.left.setdefault("rope_type", "default")
-        scalings.append(admit_rope_scaling(inside.left, name, fields.where))
-    thetas.discard(None)
-    if len(thetas) > 1 or scalings[1:] not in ([], scalings[:1]):
-        raise ValueError(
-            f"{fields.where}: rope_parameters and rope_theta, rope_scaling contradict each other"
-        )
-    return {"rope_theta": max(thetas, default=10000.0), "rope_scaling": scalings[0] if scalings else None}
+        scalings[name] = admit_rope_scaling(inside.left, name, fields.where)
+    thetas = {name: theta for name, theta in thetas.items() if theta is not None}
+    return {
+        "rope_theta": _agreed(thetas, 10000.0, fields.where),
+        "rope_scaling": _agreed(scalings, None, fields.where),
+    }
+
+
+def _agreed(found, default, where):
+    """Return the one value that several fields, by name, give."""
+    if not found:
+        return default
+    (first, value), *others = found.items()
+    for name, other in others:
+        if other != value:
+            raise ValueError(f"{where}: {first} = {value} and {name} = {other} contradict each other")
+    return value
 
 
 def _windows(fields, pattern, n_layers):
@@ -192,23 +218,36 @@ def _windows(fields, pattern, n_layers):
     kinds = fields.take("layer_types")
     if kinds is None:
         return windows
-    known = {"full_attention": 0, "sliding_attention": window}
-    if not isinstance(kinds, list) or not all(isinstance(kind, str) and kind in known for kind in kinds):
-        raise fields.wrong("layer_types", kinds, "a list of " + " and ".join(known))
+    if not isinstance(kinds, list):
+        raise fields.wrong("layer_types", kinds, "a list with one entry per layer")
     if len(kinds) != n_layers:
-        raise fields.wrong("layer_types", kinds, f"num_hidden_layers = {n_layers} entries, not {len(kinds)}")
-    if "sliding_attention" in kinds and not window:
-        raise fields.wrong("layer_types", kinds, "full_attention only, as there is no sliding window")
-    listed = [known[kind] for kind in kinds]
-    if pattern != "by_layer" and listed != windows:
-        raise fields.wrong("layer_types", kinds, "the same attention in every layer of this family")
-    return listed
+        raise ValueError(
+            f"{fields.where}: layer_types must have one entry per layer, num_hidden_layers = {n_layers}, "
+            f"but it has {counted(len(kinds), 'entry', 'entries')}"
+        )
+    for i, kind in enumerate(kinds):
+        if kind not in ("full_attention", "sliding_attention"):
+            raise fields.wrong(f"layer_types[{i}]", kind, "full_attention or sliding_attention")
+        if kind == "sliding_attention" and not window:
+            raise ValueError(
+                f"{fields.where}: layer_types[{i}] is sliding_attention, but the model has no sliding window"
+            )
+        if kind == "full_attention" and window and pattern != "by_layer":
+            raise ValueError(
+                f"{fields.where}: layer_types[{i}] is full_attention, but in this family every layer has the "
+                f"sliding window, {window}"
+            )
+    return [window if kind == "sliding_attention" else 0 for kind in kinds]
 
 
 def _refuse_the_rest(fields, model_type):
     for name, value in fields.left.items():
-        if name in families.HARMLESS:
-            continue
         allowed = families.FIXED.get(name, ())
+        if value is None or name in families.HARMLESS:
+            continue
         if not any(type(value) is type(v) and value == v for v in allowed):
-            raise ValueError(f"{fields.where}: {name} = {shown(value)} is not honoured for {model_type}")
+            wanted = "".join(f"{json.dumps(v)} or " for v in allowed[:1])
+            raise ValueError(
+                f"{fields.where}: {name} = {shown(value)} is not honoured for {model_type}; wanted is "
+                f"{wanted}no such field"
+            )

@@ -1,6 +1,7 @@
 """Decoding a whole model through sessions: one `TransformerDecodeSession` per layer, which move together."""
 
 from mojolearn.models.ids import admit_ids
+from mojolearn.models.loading import retold
 from mojolearn.models.model_state import admit_state
 
 NAME = "CausalLMDecodeSession"
@@ -32,8 +33,11 @@ class CausalLMDecodeSession:
         admit_state(state, lm.n_layers, batch_size, 0, method)
         self._lm, self._state, self._layers = lm, state, []
         try:
-            for block, block_state in zip(lm.blocks, state.blocks, strict=True):
-                self._layers.append(block.decode_session(block_state))
+            for layer, (block, block_state) in enumerate(zip(lm.blocks, state.blocks, strict=True)):
+                try:
+                    self._layers.append(block.decode_session(block_state))
+                except (TypeError, ValueError, MemoryError) as error:
+                    raise retold(error, f"{method}: layer {layer}") from error
         except BaseException:
             self.discard()
             raise
@@ -67,14 +71,18 @@ class CausalLMDecodeSession:
             As `CausalLM.step`, and when the session is closed. No layer has then changed.
         """
         method = f"{NAME}.step"
-        if not self.is_open:
-            raise ValueError(f"{method}: the session is closed; open another with lm.decode_session(state)")
+        self._check_open(method)
         ids = admit_ids(ids, self._lm.vocab_size, method, step=True)
         held = admit_state(self._state, self._lm.n_layers, *ids.shape, method)
         return self._lm._run(ids, self._state, held, method, sessions=self._layers)[:, 0]
 
+    def _check_open(self, method):
+        if not self.is_open:
+            raise ValueError(f"{method}: the session is closed; open another with lm.decode_session(state)")
+
     def sync_state(self):
         """Write all tokens into the buffers of the states; the session stays open."""
+        self._check_open(f"{NAME}.sync_state")
         for layer in self._layers:
             layer.sync_state()
 

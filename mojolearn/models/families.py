@@ -51,21 +51,18 @@ FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 IGNORED_TENSORS = (".rotary_emb.inv_freq",)  # endings; tables that the config already determines
 
-# Fields that are not honoured, and need not be while they hold one of these values.
+# Fields that are not honoured, and need not be while they hold one of these values or null.
 FIXED = {
     "add_cross_attention": (False,),
     "attention_bias": (False,),
     "chunk_size_feed_forward": (0,),
-    "cross_attention_hidden_size": (None,),
     "is_encoder_decoder": (False,),
     "is_llama_config": (True,),
     "mlp_bias": (False,),
-    "partial_rotary_factor": (1, 1.0, None),
-    "pretraining_tp": (1, None),
-    "pruned_heads": ({}, None),
-    "quantization_config": (None,),
+    "partial_rotary_factor": (1, 1.0),
+    "pretraining_tp": (1,),
+    "pruned_heads": ({},),
     "rope_interleaved": (False,),
-    "sliding_window": (None,),
     "tie_encoder_decoder": (False,),
     "use_mrope": (False,),
     "use_sliding_window": (False,),
@@ -76,15 +73,16 @@ HARMLESS = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _commit_hash _flash_attn_2_enabled
     _model_name_or_path _name_or_path attention_dropout attn_implementation bad_words_ids
-    begin_suppress_tokens decoder_start_token_id diversity_penalty do_sample dtype early_stopping
-    encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task forced_bos_token_id
-    forced_eos_token_id gradient_checkpointing id2label initializer_range is_decoder label2id
-    length_penalty max_length max_sequence_length max_window_layers min_length model_max_length
-    name_or_path no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions
-    output_hidden_states output_scores pad_token_id prefix problem_type remove_invalid_values
-    repetition_penalty return_dict return_dict_in_generate sep_token_id suppress_tokens
-    task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript
-    transformers.js_config transformers_version typical_p unk_token_id unsloth_fixed unsloth_version
-    use_bfloat16 use_cache use_return_dict
+    begin_suppress_tokens bos_token decoder_start_token_id diversity_penalty do_sample dtype
+    early_stopping encoder_no_repeat_ngram_size eos_token exponential_decay_length_penalty finetuning_task
+    forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label initializer_range is_decoder
+    label2id length_penalty max_length max_sequence_length max_window_layers min_length model_max_length
+    name_or_path neftune_noise_alpha no_repeat_ngram_size num_beam_groups num_beams num_return_sequences
+    output_attentions output_hidden_states output_scores pad_token pad_token_id prefix problem_type
+    remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id
+    suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p
+    torch_dtype torchscript transformers.js_config transformers_version typical_p unk_token unk_token_id
+    unsloth_fixed unsloth_version use_bfloat16 use_cache use_flash_attention use_flash_attention_2
+    use_flash_attn use_return_dict
     """.split()
 )

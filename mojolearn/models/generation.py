@@ -42,14 +42,17 @@ class TokenStream:
         B, L = ids.shape
         self.max_new_tokens = admit_integer(max_new_tokens, "max_new_tokens", method, 0)
         self._sampling = Sampling(method, **options)
+        if seed is not None and self._sampling.greedy:
+            raise ValueError(
+                f"{method}: seed={seed} has no effect with greedy=True; give greedy=False to sample"
+            )
         self._eos = _admit_eos(eos_token_id, lm.vocab_size, method)
         if pad_token_id is None:
             pad_token_id = self._eos[0] if self._eos else 0  # without an eos id nothing is ever filled up
         self.pad_token_id = admit_integer(pad_token_id, "pad_token_id", method, 0, lm.vocab_size - 1)
-        if seed is None and not self._sampling.greedy:
-            seed = fresh_seed()
-        bases = row_bases(0 if seed is None else seed, B, method)
-        self.seed = None if self._sampling.greedy else seed
+        greedy = self._sampling.greedy
+        self.seed = fresh_seed() if seed is None and not greedy else seed
+        bases = row_bases(0 if greedy else self.seed, B, method)
         self._tokens = iter(())
         if self.max_new_tokens:
             lm._check_positions(L + self.max_new_tokens - 1, method)  # the last token is not run

@@ -37,7 +37,9 @@ def admit_ids(ids, vocab_size, method, *, step=False):
     >>> admit_ids([[3, 1, 4], [1, 5, 9]], 10, "CausalLM.forward").shape
     (2, 3)
     """
-    array = _from_lists(ids, method) if isinstance(ids, (list, tuple)) else _from_array(ids, method)
+    array = (
+        _from_lists(ids, vocab_size, method) if isinstance(ids, (list, tuple)) else _from_array(ids, method)
+    )
     wanted = "(B,) or (B, 1)" if step else "(B, L)"
     if step and array.ndim == 1:
         array = array[:, None]
@@ -65,11 +67,12 @@ def _from_array(ids, method):
     return array
 
 
-def _from_lists(ids, method):
+def _from_lists(ids, vocab_size, method):
     """One or two levels of lists; inner ones may be arrays."""
+    most = vocab_size - 1
     nested = [isinstance(row, (list, tuple, np.ndarray)) for row in ids]
     if not any(nested):
-        return np.array([admit_integer(i, f"ids[{n}]", method) for n, i in enumerate(ids)], dtype=np.int64)
+        return np.array([admit_integer(i, f"ids[{n}]", method, 0, most) for n, i in enumerate(ids)], np.int64)
     rows = [row if is_row else [row] for row, is_row in zip(ids, nested)]
     lengths = [len(row) for row in rows]
     if not all(nested) or len(set(lengths)) > 1:
@@ -77,7 +80,7 @@ def _from_lists(ids, method):
         raise ValueError(f"{method}: the rows of ids must have one length, but they have {shown}")
     return np.array(
         [
-            [admit_integer(i, f"ids[{r}, {n}]", method) for n, i in enumerate(row)]
+            [admit_integer(i, f"ids[{r}, {n}]", method, 0, most) for n, i in enumerate(row)]
             for r, row in enumerate(rows)
         ],
         dtype=np.int64,

@@ -1,7 +1,5 @@
 """From a checkpoint folder to the parts of a model, each tensor checked and put in its place."""
 
-from pathlib import Path
-
 import numpy as np
 
 from mojolearn.block import TransformerBlock
@@ -11,7 +9,7 @@ from mojolearn.models import families
 from mojolearn.models.checkpoint import Checkpoint
 from mojolearn.models.config import CALLER, read_config
 from mojolearn.options import MOST_POSITIONS
-from mojolearn.scalars import admit_choice, admit_integer, kind
+from mojolearn.scalars import admit_choice, admit_integer
 from mojolearn.weights import STORAGE, narrow, widen
 
 
@@ -28,8 +26,6 @@ def load_parts(path, weight_format, max_positions):
     dict
         The keyword arguments of `CausalLM`.
     """
-    if not isinstance(path, (str, Path)):
-        raise TypeError(f"{CALLER}: path must be a str or a Path, not {kind(path)}")
     config = read_config(path)
     if max_positions is not None:
         max_positions = admit_integer(max_positions, "max_positions", CALLER, 1, MOST_POSITIONS)
@@ -82,7 +78,7 @@ def _block(checkpoint, config, layer, weight_format, max_positions):
 def retold(error, where):
     """Return a block's error as one of the model: where it happened, instead of the block's public name."""
     name, _, reason = str(error).partition(": ")
-    kind_of_error = TypeError if isinstance(error, TypeError) else ValueError
+    kind_of_error = next(k for k in (TypeError, MemoryError, ValueError) if isinstance(error, k))
     return kind_of_error(f"{where}: {reason or name}")
 
 
@@ -107,5 +103,7 @@ def _stored(array, weight_format, where):
     wide = widen(array)
     stored = narrow(wide, weight_format)
     if not np.array_equal(widen(stored), wide):
-        raise ValueError(f"{where} holds values that weight_format={weight_format!r} cannot hold exactly")
+        raise ValueError(
+            f"{where} holds values that {weight_format} cannot hold exactly; nothing is ever rounded"
+        )
     return stored

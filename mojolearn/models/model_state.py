@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mojolearn.scalars import kind
+from mojolearn.scalars import admit_integer, counted, kind
 from mojolearn.state import TransformerState
 
 
@@ -18,7 +18,14 @@ class CausalLMState:
     ----------
     blocks : list of TransformerState
         The layers' states: plain buffers, which are all there is to save.
+
+    Notes
+    -----
+    States compare equal when all their layers do. ``copy.copy``, ``copy.deepcopy`` and ``pickle`` give independent
+    equal states.
     """
+
+    __hash__ = None
 
     def __init__(self, blocks):
         self.blocks = list(blocks)
@@ -73,11 +80,29 @@ class CausalLMState:
     def __deepcopy__(self, memo):
         return self.copy()
 
+    def __eq__(self, other):
+        return self.blocks == other.blocks if isinstance(other, CausalLMState) else NotImplemented
+
     def __repr__(self):
         return (
             f"CausalLMState(batch_size={self.batch_size}, cached_tokens={self.cached_tokens}/{self.max_tokens}, "
             f"layers={len(self.blocks)}, {self.nbytes / 2**20:.1f} MiB)"
         )
+
+
+def allocate(blocks, batch_size, max_tokens):
+    """Make an empty state for the layers of a model; see `CausalLM.allocate_state`."""
+    method = "CausalLM.allocate_state"
+    batch_size = admit_integer(batch_size, "batch_size", method, 1)
+    max_tokens = admit_integer(max_tokens, "max_tokens", method, 1)
+    try:
+        return CausalLMState([block.allocate_state(batch_size, max_tokens) for block in blocks])
+    except MemoryError:
+        sizes = [batch_size * b.options.kv_width * (b.window or max_tokens) for b in blocks]
+        raise MemoryError(
+            f"{method}: batch_size={batch_size} and max_tokens={max_tokens} ask for {8 * sum(sizes)} bytes in "
+            f"{counted(len(blocks), 'layer')}, which this machine does not have"
+        ) from None
 
 
 def admit_state(state, n_layers, B, L, method):
@@ -107,23 +132,27 @@ def admit_state(state, n_layers, B, L, method):
             f"{method}: state must be a CausalLMState, not {kind(state)}; allocate_state makes one"
         )
     if len(state.blocks) != n_layers:
-        raise ValueError(f"{method}: the state has {len(state.blocks)} layers, but the model has {n_layers}")
+        raise ValueError(
+            f"{method}: the state has {counted(len(state.blocks), 'layer')}, but the model has {n_layers}"
+        )
     if len({id(block) for block in state.blocks}) < n_layers:
         raise ValueError(f"{method}: two layers of the state are one object; each needs a state of its own")
     for layer, block in enumerate(state.blocks):
         where = f"{method}: layer {layer} of the state"
         if not isinstance(block, TransformerState):
             raise TypeError(f"{where} must be a TransformerState, not {kind(block)}")
-        held = block.checked_length(f"{method}: layer {layer}")
+        held = block._checked_length(f"{method}: layer {layer}")
         if layer == 0:
             first = held
         if block.batch_size != B:
-            raise ValueError(f"{where} has {block.batch_size} rows, but ids has {B}")
+            raise ValueError(f"{where} has {counted(block.batch_size, 'row')}, but ids has {B}")
         if held != first:
-            raise ValueError(f"{where} holds {held} tokens, but layer 0 holds {first}; they must be equal")
+            raise ValueError(
+                f"{where} holds {counted(held, 'token')}, but layer 0 holds {first}; they must be equal"
+            )
         if held + L > block.max_tokens:
             raise ValueError(
-                f"{where} holds {held} tokens and has room for max_tokens={block.max_tokens}; {L} more do not fit. "
-                "Allocate a state with a larger max_tokens"
+                f"{where} holds {counted(held, 'token')} and has room for max_tokens={block.max_tokens}; "
+                f"{L} more {'does' if L == 1 else 'do'} not fit. Allocate a state with a larger max_tokens"
             )
     return first

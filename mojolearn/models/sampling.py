@@ -12,7 +12,7 @@ from numbers import Real
 import numpy as np
 
 from mojolearn.float32 import exp
-from mojolearn.scalars import admit_integer, admit_positive, admit_switch, shown
+from mojolearn.scalars import admit_integer, admit_positive, admit_switch, counted, shown
 
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -54,7 +54,9 @@ class Sampling:
     def __post_init__(self):
         admit_switch(self.greedy, "greedy", self.method)
         if self._number("temperature") == 0:
-            raise ValueError(f"{self.method}: temperature must be above 0; greedy=True takes the best token")
+            raise ValueError(
+                f"{self.method}: temperature must be above 0; greedy is what takes the best token"
+            )
         admit_positive(self.temperature, "temperature", self.method)
         admit_integer(self.top_k, "top_k", self.method, 0)
         if not 0 < self._number("top_p") <= 1:
@@ -191,7 +193,8 @@ def row_bases(seed, batch_size, method):
         return [(seed + row * ROW) & MASK for row in range(batch_size)]
     if len(seed) != batch_size:
         raise ValueError(
-            f"{method}: seed has {len(seed)} entries, but ids has {batch_size} rows; give one per row"
+            f"{method}: seed has {counted(len(seed), 'entry', 'entries')}, but ids has "
+            f"{counted(batch_size, 'row')}; give one per row"
         )
     return [admit_integer(s, f"seed[{i}]", method, 0, MASK) for i, s in enumerate(seed)]
 

@@ -2,6 +2,7 @@
 
 import json
 
+from mojolearn.models.files import admit_file
 from mojolearn.scalars import admit_choice, admit_integer, admit_positive, admit_switch, shown
 
 MOST = 2**31 - 1  # of any count or size
@@ -27,15 +28,10 @@ def read_json(path, caller):
     FileNotFoundError
         There is no such file.
     ValueError
-        The file is not UTF-8, not JSON, or not an object; holds NaN or Infinity, or one key twice.
+        The file is no regular file, not UTF-8, not JSON, or not an object; holds NaN or Infinity, or one key twice.
     """
-    try:
-        text = path.read_bytes()
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{caller}: {path} does not exist") from None
-    except OSError as error:
-        raise ValueError(f"{caller}: {path} cannot be read ({error.strerror})") from None
-    return parse_json(text, f"{caller}: {path}")
+    admit_file(path, caller)
+    return parse_json(path.read_bytes(), f"{caller}: {path}")
 
 
 def parse_json(text, where):
@@ -88,9 +84,9 @@ class Fields:
         """Take a number above zero that float32 can hold; it is required unless a default is given."""
         return self._admit(admit_positive, name, default)
 
-    def boolean(self, name):
-        """Take true or false; absent means false."""
-        return self._admit(admit_switch, name, (False,))
+    def boolean(self, name, default=False):
+        """Take true or false; absent means the default."""
+        return self._admit(admit_switch, name, (default,))
 
     def choice(self, name, default, choices):
         """Take one of the keys of `choices`, and return its value."""

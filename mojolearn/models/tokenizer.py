@@ -1,7 +1,8 @@
 """Text to token ids and back, by the library ``tokenizers``, imported when the first tokenizer is loaded."""
 
-from pathlib import Path
+import os
 
+from mojolearn.models.files import admit_file, admit_folder
 from mojolearn.models.strict_json import read_json
 from mojolearn.scalars import admit_integer, admit_switch, kind, shown
 
@@ -64,11 +65,11 @@ class Tokenizer:
             import tokenizers
         except ImportError:
             raise ImportError(
-                f"{CALLER} needs the package tokenizers: pip install 'mojolearn-numba[hf]'"
+                f"{CALLER}: the package tokenizers is not installed; `pip install tokenizers` does it"
             ) from None
-        path = Path(folder) / "tokenizer.json"
-        if not path.is_file():
-            raise FileNotFoundError(f"{CALLER}: {path} does not exist")
+        folder = admit_folder(folder, CALLER)
+        path = folder / "tokenizer.json"
+        admit_file(path, CALLER)
         try:
             backend = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
@@ -76,8 +77,8 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
 
-        path = Path(folder) / "tokenizer_config.json"
-        settings = read_json(path, CALLER) if path.exists() else {}
+        path = folder / "tokenizer_config.json"
+        settings = read_json(path, CALLER) if os.path.lexists(path) else {}
         bos, eos = (_special(settings, name, backend, path) for name in ("bos_token", "eos_token"))
         add_bos = settings.get("add_bos_token")
         if add_bos is not None and not isinstance(add_bos, bool):

@@ -3,7 +3,12 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(if $(wildcard $(VENV)/bin),$(VENV)/bin/,)
 
-.PHONY: help dev test test-fast test-1t test-soak test-arm64 lint format docs examples bench clean-cache
+ASV     = $(if $(BIN),$(abspath $(BIN)asv),asv)
+THREADS ?= 1
+QUICK   ?= yes
+PINNED  = NUMBA_NUM_THREADS=$(THREADS) OPENBLAS_NUM_THREADS=$(THREADS) OMP_NUM_THREADS=$(THREADS)
+
+.PHONY: help dev test test-fast test-1t test-soak test-arm64 lint format docs examples bench bench-compare bench-publish clean-cache
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /\1\t/' | expand -t 14
@@ -44,8 +49,16 @@ docs:  ## the pages under docs/ as a site in docs/_build; warnings are errors (w
 examples:  ## every example runs alone and asserts what it claims
 	@for example in examples/*.py; do [ -e "$$example" ] || continue; echo "$$example"; $(BIN)python "$$example" || exit 1; done
 
-bench:  ## measure this checkout; what the numbers mean is in asv_benchmarks/README.md
-	$(BIN)asv run --config asv_benchmarks/asv.conf.json -E existing --show-stderr --set-commit-hash "$$(git rev-parse HEAD)"
+bench:  ## one sample of every benchmark, this environment (ONLY=name, THREADS=2; QUICK= measures and records)
+	cd asv_benchmarks && $(ASV) machine --yes >/dev/null && $(PINNED) $(ASV) run -E existing --show-stderr \
+	  $(if $(QUICK),--quick --dry-run,--set-commit-hash "$$(git rev-parse HEAD)") $(if $(ONLY),--bench '$(ONLY)')
+
+bench-compare:  ## main against the commit at HEAD, each in a fresh environment (ONLY=name)
+	cd asv_benchmarks && $(ASV) machine --yes >/dev/null && \
+	  $(ASV) continuous main HEAD --factor 1.1 --split $(if $(ONLY),--bench '$(ONLY)')
+
+bench-publish:  ## what was recorded as pages with graphs, under asv_benchmarks/.asv/html
+	cd asv_benchmarks && $(ASV) publish
 
 clean-cache:  ## forget compiled kernels and leftovers of builds (never needed after an edit: the cache knows its sources)
 	rm -rf "$${NUMBA_CACHE_DIR:-$${XDG_CACHE_HOME:-$$HOME/.cache}}/mojolearn" build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

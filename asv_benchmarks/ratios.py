@@ -1,27 +1,34 @@
 """Speed as ratios, measured in one run.
 
-    python asv_benchmarks/ratios.py [products] [prefill] [step] [session] [model FOLDER ...] [overhead]
+    python asv_benchmarks/ratios.py [products] [prefill] [step] [session] [overhead] [others] [startup] [memory]
+    python asv_benchmarks/ratios.py model FOLDER ...
 
-Without arguments all but ``model``. Rivals take turns call by call and the median of many is compared, so a slow moment
-of the machine meets both. Each line names what was measured, the ratio, and the figures behind it. Threads: one for
-products, all that Numba has for the rest. ``model`` takes folders of checkpoints.
+Without arguments all of the first line. Rivals take turns call by call and the median of many is compared, so a slow
+moment of the machine meets both. Each line names what was measured, the ratio, and the figures behind it. Threads: one
+for products, all that Numba has for the rest. ``model`` takes folders of checkpoints; README.md has the variables that
+name rivals.
 """
 
 import os
+import subprocess
 import sys
+import tempfile
 import time
 from functools import partial
+from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", os.environ.get("NUMBA_NUM_THREADS", str(os.cpu_count())))
 
 import numba
 import numpy as np
+import rivals
 from numba import prange
 
 from mojolearn import CausalLM, TransformerBlock, show_versions
 from mojolearn._jit import LANES
 from mojolearn.kernels.simd import load, splat, store
 from mojolearn.layers import Linear, aligned_empty
+from mojolearn.models import BUILT_IN
 from mojolearn.options import BlockOptions
 from mojolearn.weights import narrow
 
@@ -68,6 +75,16 @@ def in_turns(repeat, *calls):
     for call in calls:
         call()
     return np.median([[seconds(call) for call in calls] for _ in range(repeat)], axis=0)
+
+
+def in_blocks(count, *calls, size=5):
+    """The same in blocks of calls, for rivals whose waiting threads would be in each other's way."""
+    times = [[] for _ in calls]
+    for _ in range(count):
+        for call, mine in zip(calls, times, strict=True):
+            time.sleep(0.3)
+            mine += [seconds(call) for _ in range(size)][1:]
+    return [np.median(mine) for mine in times]
 
 
 def make_block(rng, shape, weight_format="float32"):
@@ -127,7 +144,7 @@ def prefill(rng):
                 for a, w in pairs:
                     a @ w.T
 
-            ours, blas = in_turns(15, partial(block.forward, x), seven)
+            ours, blas = in_blocks(6, partial(block.forward, x), seven)
             say(f"prefill, {name}, {length} tokens: {ours / blas:.2f} x the time of the products "
                 f"({ours * 1e3:.1f} ms, {blas * 1e3:.1f})")  # fmt: skip
 
@@ -171,21 +188,82 @@ def session(rng):
 
 
 def model(rng, folder):
-    """Tokens per second of a checkpoint, and the bytes per token against reading memory."""
+    """Tokens per second of a checkpoint: bytes per token against reading memory, and against others."""
     reader, read_gb = make_reader()
     lm = CausalLM.load(folder)
     weights = sum(block.nbytes for block in lm.blocks) + lm._head.nbytes
     kv = sum(2 * 4 * block.options.kv_width for block in lm.blocks)
+    name = f"model, {lm.weight_format}"
     for context in (128, 1024):
-        ids = rng.integers(0, lm.vocab_size, (1, context))
-        begin = seconds(partial(lm.stream, ids, 1))
-        stream = lm.stream(ids, 45)
+        stream = lm.stream(rng.integers(0, lm.vocab_size, (1, context)), 45)
         for _ in range(4):
             next(stream)
         ours, reading = in_turns(38, partial(next, stream), reader)
-        what = f"model, {os.path.basename(os.path.normpath(folder))}, {lm.weight_format}, context {context}"
-        fraction(what, weights + kv * (context + 20), ours, reading, read_gb)
-        say(f"{what}: decode {1 / ours:.1f} tokens/s, prefill {context / begin:.0f} tokens/s")
+        fraction(f"{name}, context {context}", weights + kv * (context + 20), ours, reading, read_gb)
+        against_models(lm, f"{name}, decode at {context}", "--context", context)
+    against_models(lm, f"{name}, prefill of 512", "--context", 512, "--prefill")
+
+
+def against_models(lm, what, *arguments):
+    """The same work of transformers and llama.cpp, where there are interpreters and files for them."""
+    context, prefill = arguments[1], "--prefill" in arguments
+    ids = np.arange(context)[None] % lm.vocab_size
+    if prefill:
+        ours = partial(lm.stream, ids, 1)
+    else:
+        stream = lm.stream(ids, 200)
+        next(stream)
+        ours = partial(next, stream)
+    files = [("transformers", os.environ.get("MOJOLEARN_BENCH_MODEL"))]
+    files += [("llama", file) for file in os.environ.get("MOJOLEARN_BENCH_GGUF", "").split(os.pathsep)]
+    for rival, file in files:
+        if file and os.environ.get(rivals.INTERPRETERS[rival]):
+            mine, theirs = rounds(ours, rival, "--model", file, *arguments)
+            scale = context if prefill else 1
+            say(f"{what}: {theirs / mine:.2f} x the speed of {rival} {os.path.basename(file)} "
+                f"({scale / mine:.1f} tokens/s, {scale / theirs:.1f})")  # fmt: skip
+
+
+def startup(rng):
+    """Import, first token with an empty compile cache and with a full one, of the model in MOJOLEARN_BENCH_MODEL."""
+    folder = os.environ.get("MOJOLEARN_BENCH_MODEL") or str(BUILT_IN)
+    first_token = f"from mojolearn import CausalLM; CausalLM.load({folder!r}).generate([[1, 2, 3]], 2)"
+    with tempfile.TemporaryDirectory() as cache:
+        for what, code in (
+            ("import", "import mojolearn"),
+            ("cold first token", first_token),
+            ("warm", first_token),
+        ):
+            call = partial(
+                subprocess.run,
+                [sys.executable, "-c", code],
+                env=os.environ | {"NUMBA_CACHE_DIR": cache},
+                check=True,
+            )
+            say(f"startup, {what}: {min(seconds(call) for _ in range(1 if 'cold' in what else 3)):.2f} s")
+
+
+PEAK = """
+import resource, sys
+from mojolearn import CausalLM
+lm = CausalLM.load(sys.argv[1])
+state = lm.allocate_state(1, 1024)
+lm.forward([list(range(64))], state)
+with lm.decode_session(state) as session:
+    for _ in range(20):
+        session.step([5])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, state.nbytes)
+"""
+
+
+def memory(rng):
+    """Peak memory of loading and decoding MOJOLEARN_BENCH_MODEL, against its file."""
+    folder = os.environ.get("MOJOLEARN_BENCH_MODEL") or str(BUILT_IN)
+    done = subprocess.run([sys.executable, "-c", PEAK, folder], check=True, capture_output=True, text=True)
+    peak, cache = map(int, done.stdout.split())
+    file = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
+    say(f"memory: peak {peak / 2**20:.0f} MiB, file {file / 2**20:.0f}, cache {cache / 2**20:.0f}: "
+        f"{(peak - cache - 150e6) / file:.2f} x the file beyond the cache and 150 MB")  # fmt: skip
 
 
 def overhead(rng):
@@ -199,7 +277,48 @@ def overhead(rng):
     say(f"overhead, d_model 64: step {plain * 1e6:.0f} us, session step {resident * 1e6:.0f} us")
 
 
-MEASURES = {"products": products, "prefill": prefill, "step": step, "session": session, "overhead": overhead}
+def rounds(ours, rival, *arguments, count=3):
+    """Median seconds of a call of ours and of a rival's (None without its interpreter), in turns of a few seconds."""
+    mine, theirs = [], []
+    for _ in range(count):
+        mine += [seconds(ours) for _ in range(8)][1:]
+        measured = rivals.measure(rival, *arguments, threads=THREADS)
+        if measured is None:
+            return np.median(mine), None
+        theirs += measured["seconds"]
+    return np.median(mine), np.median(theirs)
+
+
+def others(rng):
+    """A block against torch and mojolearn-core, where their interpreters are given (README.md)."""
+    for name in ("SmolLM2-135M", "Llama-3.2-1B"):
+        block, _ = make_block(rng, SHAPES[name])
+        for length in (128, 512):
+            x = rng.standard_normal((1, length, block.d_model), np.float32)
+            for rival in ("torch", "core"):
+                ours, theirs = rounds(partial(block.forward, x), rival, "--shape", name, "--length", length)
+                if theirs is not None:
+                    say(f"prefill, {name}, {length} tokens: {ours / theirs:.2f} x the time of {rival} "
+                        f"({ours * 1e3:.1f} ms, {theirs * 1e3:.1f})")  # fmt: skip
+    state = block.allocate_state(1, 1024)
+    block.forward(x[:, :128], state)
+    step = partial(block.step, x[:, 0], state)
+    ours, theirs = rounds(step, "core", "--shape", name, "--length", 128, "--step")
+    if theirs is not None:
+        figures = f"{theirs * 1e3:.1f} ms, {ours * 1e3:.2f}"
+        say(f"step, {name}, 128 cached: core takes {theirs / ours:.1f} x the time ({figures})")
+
+
+MEASURES = {
+    "products": products,
+    "prefill": prefill,
+    "step": step,
+    "session": session,
+    "overhead": overhead,
+    "others": others,
+    "startup": startup,
+    "memory": memory,
+}
 
 
 def main(arguments):

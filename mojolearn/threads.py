@@ -27,8 +27,16 @@ def _keep_to_one_thread():
     _serial_only = True
 
 
-# The threads of a pool do not survive a fork, and OpenMP kills a child that calls on them.
-os.register_at_fork(after_in_child=_keep_to_one_thread)
+def _in_child():
+    """The threads of a pool do not survive a fork, and OpenMP kills a child that calls on them."""
+    try:
+        numba.threading_layer()
+    except ValueError:  # not started yet: the child may start a pool of its own
+        return
+    _keep_to_one_thread()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 class _Pause:

@@ -1,5 +1,6 @@
 """Threads of Numba and of Python, forks, and a machine that is busy: no crash, and the same bits."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -33,8 +34,6 @@ wanted = run()
 
 def script(body, **environment):
     """Run a script in a process of its own; returns its output."""
-    import os
-
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PRELUDE + textwrap.dedent(body)],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
@@ -59,6 +58,25 @@ def test_python_threads_share_a_block_on_every_layer(layer):
     available = layer == "workqueue" or "omp" in _layers()
     assert available, "no OpenMP runtime on this machine; the layer cannot be tested"
     assert script(MANY_THREADS, NUMBA_THREADING_LAYER=layer) == "True"
+
+
+@pytest.mark.long
+def test_a_child_forked_before_the_first_parallel_call_has_threads_of_its_own():
+    body = """
+    import os
+    from mojolearn import threads
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if threads.workers(10**9) == 2 else 1)
+    print(os.waitpid(child, 0)[1] == 0)
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(body)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "NUMBA_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "True", done.stderr
 
 
 def _layers():

@@ -25,17 +25,23 @@ class Rival:
 
 
 class Block(Rival):
-    """One block, to be read beside block_prefill.py and block_decode.py."""
+    """The run of a prompt, to be read beside block_prefill.py."""
 
-    param_names = ("shape", "length", "rival")
+    param_names = ("shape", "prompt", "rival")
     params = (NAMES, fast(128, slow=[512]), fast("core", slow=["torch"]))
 
-    def track_forward(self, shape, length, rival):
-        return self.median(rival, "--shape", shape, "--length", length)
+    def track_forward(self, shape, prompt, rival):
+        return self.median(rival, "--shape", shape, "--length", prompt)
 
-    def track_step(self, shape, length, rival):
-        skip_if(rival != "core")
-        return self.median(rival, "--shape", shape, "--length", length, "--step")
+
+class Step(Rival):
+    """One token behind a cache, to be read beside block_decode.py."""
+
+    param_names = ("shape", "cached", "rival")
+    params = (NAMES, [128], ["core"])
+
+    def track_step(self, shape, cached, rival):
+        return self.median(rival, "--shape", shape, "--length", cached, "--step")
 
 
 class Model(Rival):

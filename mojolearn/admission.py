@@ -4,11 +4,11 @@ import numpy as np
 
 from mojolearn.buffers import first_nonfinite
 from mojolearn.kernels import cache
+from mojolearn.layers import NOTHING
 from mojolearn.scalars import counted, kind
 from mojolearn.state import TransformerState
 from mojolearn.threads import run, workers
 
-NOTHING = np.empty(0, np.float32)
 ALL = 3  # what cache.all_finite answers when it finds nothing
 
 

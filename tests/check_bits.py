@@ -9,10 +9,10 @@ import hashlib
 import sys
 
 import numpy as np
-from golden import case_paths, load_case
+from golden import case_paths, load_case, replay
 from support import bits, choose, make_block, random_options, uniform
 
-from mojolearn import TransformerBlock, threads
+from mojolearn import threads
 
 RANDOM_CASES = 40
 
@@ -25,26 +25,9 @@ def same(name, got, wanted):
 def check_golden(path):
     """Outputs, both buffers and the views of one golden case."""
     case = load_case(path)
-    block = TransformerBlock(case.weights, **case.options)
-    state = None
-    if case.max_tokens is not None:
-        state = block.allocate_state(case.batch, case.max_tokens)
-        if case.init_cached_tokens is not None:
-            state.k_cache[:], state.v_cache[:] = case.init_k_cache, case.init_v_cache
-            state.cached_tokens = case.init_cached_tokens
-    for i, call in enumerate(case.calls):
-        name = f"{case.name}, call {i}"
-        if call.kind == "lengths":
-            y = block.forward(call.x, lengths=call.lengths)
-        else:
-            y = getattr(block, call.kind)(call.x, state)
-        same(f"{name}, output", y, call.y)
-        if state is not None:
-            assert state.cached_tokens == call.cached_tokens, name
-            same(f"{name}, k_cache", state.k_cache, call.k_cache)
-            same(f"{name}, v_cache", state.v_cache, call.v_cache)
-            same(f"{name}, keys", state.keys(), call.keys)
-            same(f"{name}, values", state.values(), call.values)
+    for i, (call, results) in enumerate(replay(case)):
+        for name, result in results.items():
+            same(f"{case.name}, call {i}, {name}", result, getattr(call, name))
 
 
 def hash_random(seed, digest):

@@ -87,6 +87,36 @@ def load_case(path):
     )
 
 
+def replay(case, *, in_session=False):
+    """Run a case through a block; yields each call with its results by the names of `Call`'s arrays.
+
+    in_session: every call goes through one decode session, synced after each.
+    """
+    from mojolearn import TransformerBlock
+
+    block = TransformerBlock(case.weights, **case.options)
+    state = None
+    if case.max_tokens is not None:
+        state = block.allocate_state(case.batch, case.max_tokens)
+        if case.init_cached_tokens is not None:
+            state.k_cache[:], state.v_cache[:] = case.init_k_cache, case.init_v_cache
+            state.cached_tokens = case.init_cached_tokens
+    session = block.decode_session(state) if in_session else None
+    for call in case.calls:
+        if session is not None:
+            results = {"y": getattr(session, call.kind)(call.x)}
+            session.sync_state()
+        elif call.kind == "lengths":
+            results = {"y": block.forward(call.x, lengths=call.lengths)}
+        else:
+            results = {"y": getattr(block, call.kind)(call.x, state)}
+        if state is not None:
+            assert state.cached_tokens == call.cached_tokens
+            results |= {"k_cache": state.k_cache, "v_cache": state.v_cache}
+            results |= {"keys": state.keys(), "values": state.values()}
+        yield call, results
+
+
 def case_paths(folder):
     """Sorted paths of the cases in `folder`: "open" or "subnormal"; a folder without cases is an error."""
     paths = sorted((GOLDEN / folder).glob("*.npz"))

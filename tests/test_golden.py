@@ -5,7 +5,6 @@ import pytest
 from golden import case_paths, load_case, replay
 from support import bits
 
-
 CASES = [load_case(path) for path in case_paths("open")]
 
 

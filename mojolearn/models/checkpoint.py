@@ -52,6 +52,7 @@ class Checkpoint:
         folder = Path(folder)
         self.where = f"{CALLER}: {folder}"
         self._left = {}  # name -> (the file it is in, its entry)
+        self._shards = []
         if os.path.lexists(folder / SINGLE):
             shards = {SINGLE: None}
         elif os.path.lexists(folder / INDEX):
@@ -63,6 +64,7 @@ class Checkpoint:
             )
         for file, names in shards.items():
             shard = SafetensorsFile(folder / file)
+            self._shards.append(shard)
             if names is not None and names != set(shard.entries):
                 name = min(names ^ set(shard.entries))
                 says, has = ("lists", "lacks") if name in names else ("does not list", "holds")
@@ -106,6 +108,11 @@ class Checkpoint:
         if entry.dtype not in DTYPES:
             raise ValueError(f"{where} has dtype {entry.dtype}; wanted one of {', '.join(DTYPES)}")
         return shard.array(entry)
+
+    def release(self):
+        """Give back the memory of what was read so far; arrays stay good, and are read again where they are used."""
+        for shard in self._shards:
+            shard.release()
 
     def finish(self, ignored=()):
         """Check that nothing is left but tensors whose names end with one of `ignored`."""
@@ -159,6 +166,11 @@ class SafetensorsFile:
         header.pop("__metadata__", None)
         self.entries = {name: self._entry(name, value) for name, value in header.items()}
         self._check_layout(size - self._data)
+
+    def release(self):
+        """Let the system drop the pages of the file that were read."""
+        if hasattr(mmap, "MADV_DONTNEED"):  # where it is missing, the system drops them when memory is short
+            self._map.madvise(mmap.MADV_DONTNEED)
 
     def array(self, entry):
         """Return one tensor as a read-only array in the memory of the file."""

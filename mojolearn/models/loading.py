@@ -43,19 +43,27 @@ def load_parts(path, weight_format, max_positions):
     head, head_name = embedding, families.EMBEDDING
     if families.HEAD in checkpoint or not config.tie_word_embeddings:
         head, head_name = _take_finite(checkpoint, families.HEAD, shape), families.HEAD
-    if config.tie_word_embeddings and not np.array_equal(widen(head), widen(embedding)):
+    if (
+        config.tie_word_embeddings
+        and head is not embedding
+        and not np.array_equal(widen(head), widen(embedding))
+    ):
         raise ValueError(
             f"{CALLER}: {path}: {families.HEAD} must equal {families.EMBEDDING}, as tie_word_embeddings is true"
         )
     head = _stored(head, weight_format, f"{CALLER}: {path}: {head_name}")
-    blocks = [_block(checkpoint, config, i, weight_format, max_positions) for i in range(config.n_layers)]
+    head = Linear(head)
+    blocks = []
+    for layer in range(config.n_layers):
+        blocks.append(_block(checkpoint, config, layer, weight_format, max_positions))
+        checkpoint.release()  # packed by now: without this the file would be in memory twice
     checkpoint.finish(families.IGNORED_TENSORS)
     return {
         "config": config,
         "blocks": blocks,
         "embedding": embedding,
         "norm": Norm(config.norm, widen(norm), eps=config.norm_eps),
-        "head": Linear(head),
+        "head": head,
         "weight_format": weight_format,
         "max_positions": max_positions,
     }

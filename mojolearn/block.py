@@ -295,15 +295,9 @@ class TransformerBlock:
         cached = 0 if state is None else admit_state(state, o, B, L, method, session)
         check_positions(cached + L, o.max_positions, self._positions, method)
         starts = np.arange(0, (B + 1) * L, L)
-        positions = np.arange(cached, cached + L)
-        attend = partial(
-            self._pipeline.attend, starts=starts, longest=L, cached=cached,
-            k_cache=NOTHING if state is None else state._k, v_cache=NOTHING if state is None else state._v,
-        )  # fmt: skip
-        y, new_k, new_v = self._pipeline.run(
-            tokens, starts, positions if B == 1 else np.tile(positions, B), attend
-        )
-        check_overflow(y, new_k, new_v, method)
+        positions = np.tile(np.arange(cached, cached + L), B)
+        buffers = (NOTHING, NOTHING) if state is None else (state._k, state._v)
+        y, new_k, new_v = self._outputs(tokens, starts, positions, L, cached, buffers, method)
         if state is None:
             return y, do_nothing
         work = (cached if o.window == 0 else L) * B * o.kv_width
@@ -311,6 +305,21 @@ class TransformerBlock:
             run, commit_serial, commit_parallel, min(2, workers(work)), work, state._k, state._v, new_k, new_v,
             B * o.n_kv_heads, cached, L, o.head_dim, o.window, state._held,
         )  # fmt: skip
+
+    def _outputs(self, tokens, starts, positions, longest, cached, buffers, method):
+        """Outputs, new keys and new values of packed tokens over a cache; refused unless all are finite."""
+        k_cache, v_cache = buffers
+        attend = partial(
+            self._pipeline.attend,
+            starts=starts,
+            longest=longest,
+            cached=cached,
+            k_cache=k_cache,
+            v_cache=v_cache,
+        )
+        y, new_k, new_v = self._pipeline.run(tokens, starts, positions, attend)
+        check_overflow(y, new_k, new_v, method)
+        return y, new_k, new_v
 
     def _ragged(self, x, lengths, method):
         """Rows of different lengths, without a state: only the real tokens are computed, packed together."""
@@ -326,16 +335,8 @@ class TransformerBlock:
             )
         starts = np.concatenate([[0], np.cumsum(lengths)])
         positions = np.concatenate([np.arange(n) for n in lengths])
-        attend = partial(
-            self._pipeline.attend,
-            starts=starts,
-            longest=int(lengths.max()),
-            cached=0,
-            k_cache=NOTHING,
-            v_cache=NOTHING,
-        )
-        y, new_k, new_v = self._pipeline.run(tokens.reshape(-1), starts, positions, attend)
-        check_overflow(y, new_k, new_v, method)
+        longest = int(lengths.max())
+        y, _, _ = self._outputs(tokens.reshape(-1), starts, positions, longest, 0, (NOTHING, NOTHING), method)
         out = np.zeros(x.shape, np.float32)
         out[real] = y.reshape(-1, x.shape[2])
         return out

@@ -119,8 +119,8 @@ class Linear:
         self._n_panels = -(-self.out_features // PANEL) * self._step
         self._panels = place(self._n_panels * self.in_features * PANEL, _bits(weight).dtype)
         self._bias = NOTHING if bias is None else np.zeros(self._n_panels * PANEL, np.float32)
-        for place, (matrix, vector) in enumerate([(gate, gate_bias), (weight, bias)][-self._step :]):
-            self._pack(_bits(matrix), vector, place)
+        for which, (matrix, vector) in enumerate([(gate, gate_bias), (weight, bias)][-self._step :]):
+            self._pack(_bits(matrix), vector, which)
 
     def _pack(self, matrix, bias, place):
         """Lay a matrix out as [panel][in][PANEL], into every _step-th panel; the last one is padded with zeros."""

@@ -51,9 +51,11 @@ class Pipeline:
         )
         self.down = Linear(w["down_proj.weight"], bias("down_proj"), place=arena)
         self.q_norm = self.k_norm = None
+        self.qk_gains = (NOTHING, NOTHING)
         if options.qk_norm:
             kind = "rmsnorm_offset" if options.norm == "rmsnorm_offset" else "rmsnorm"
             self.q_norm, self.k_norm = norm("q_norm", kind), norm("k_norm", kind)
+            self.qk_gains = (self.q_norm.gain, self.k_norm.gain)
         self.scale, self.softcap = options.scale, np.float32(options.attn_softcap or 0)
         frequencies = inverse_frequencies(options)
         self.highest_frequency = float(frequencies.max())
@@ -61,11 +63,10 @@ class Pipeline:
         self.frequencies[: frequencies.size] = frequencies
 
         o = options
-        q_gain, k_gain = (self.q_norm.gain, self.k_norm.gain) if o.qk_norm else (NOTHING, NOTHING)
         self.work_of_step = self.nbytes // qkv.itemsize
         self._step_arguments = (
             o.d_model, o.n_heads, o.n_kv_heads, o.head_dim, o.intermediate_size, self.input_norm.layer,
-            self.input_norm.eps, *self.input_norm.arrays, *self.post_norm.arrays, q_gain, k_gain, self.frequencies,
+            self.input_norm.eps, *self.input_norm.arrays, *self.post_norm.arrays, *self.qk_gains, self.frequencies,
             o.rope_dim // 2, self.scale, self.softcap,
             *self.qkv.packed, *self.out.packed, *self.up.packed_with_step, *self.down.packed,
         )  # fmt: skip
@@ -109,12 +110,11 @@ class Pipeline:
         o = self.options
         new_k = np.empty(positions.size * o.kv_width, np.float32)
         new_v = np.empty(positions.size * o.kv_width, np.float32)
-        q_gain, k_gain = (self.q_norm.gain, self.k_norm.gain) if o.qk_norm else (NOTHING, NOTHING)
         work = 8 * qkv.size  # a number costs about as much as eight multiply-adds
         n_workers = workers(work)
         run(
             rotary.arrange_serial, rotary.arrange_parallel, n_workers, work,
-            qkv, starts, positions, starts.size - 1, o.n_heads, o.n_kv_heads, o.head_dim, q_gain, k_gain,
+            qkv, starts, positions, starts.size - 1, o.n_heads, o.n_kv_heads, o.head_dim, *self.qk_gains,
             self.input_norm.eps, self.frequencies, o.rope_dim // 2, new_k, new_v,
             scratch(n_workers * 2 * self.frequencies.size),
         )  # fmt: skip

@@ -281,7 +281,7 @@ def _operator(symbol, operand, result, instruction):
 
 for _symbol, _name in [("add", "fadd"), ("sub", "fsub"), ("mul", "fmul"), ("truediv", "fdiv")]:
     _operator(getattr(operator, _symbol), f32v, f32v, getattr(ir.IRBuilder, _name))
-for _symbol, _name in [("add", "add"), ("sub", "sub"), ("and_", "and_"), ("or_", "or_"), ("xor", "xor"),
+for _symbol, _name in [("add", "add"), ("sub", "sub"), ("and_", "and_"),
                        ("lshift", "shl"), ("rshift", "ashr")]:  # fmt: skip
     _operator(getattr(operator, _symbol), i32v, i32v, getattr(ir.IRBuilder, _name))
 for _symbol, _name in [("and_", "and_"), ("or_", "or_"), ("xor", "xor")]:
@@ -314,7 +314,6 @@ def _conversion(source, target, convert, doc):
 
 to_int = _conversion(f32v, i32v, ir.IRBuilder.fptosi, "Whole float32 numbers as int32.")
 to_float = _conversion(i32v, f32v, ir.IRBuilder.sitofp, "int32 as float32, rounded to nearest.")
-bits_of = _conversion(f32v, i32v, ir.IRBuilder.bitcast, "The bit patterns of float32 numbers.")
 from_bits = _conversion(i32v, f32v, ir.IRBuilder.bitcast, "The float32 numbers of bit patterns.")
 
 

@@ -11,7 +11,7 @@ from mojolearn.float32 import fma
 from mojolearn.weights import widen
 
 __all__ = [
-    "absolute", "bits_of", "broadcast", "floor", "fma", "from_bits", "get", "load", "prefetch", "put", "select",
+    "absolute", "broadcast", "floor", "fma", "from_bits", "get", "load", "prefetch", "put", "select",
     "splat", "sqrt", "store", "to_float", "to_int",
 ]  # fmt: skip
 
@@ -55,10 +55,6 @@ def to_int(a):
 
 def to_float(a):
     return a.astype(np.float32)
-
-
-def bits_of(a):
-    return a.view(np.int32)
 
 
 def from_bits(a):

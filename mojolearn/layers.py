@@ -115,7 +115,7 @@ class Linear:
         self.out_features, self.in_features = weight.shape
         self.gated = gate is not None
         self._step = 2 if self.gated else 1
-        self._activation = NO_ACTIVATION if activation is None else ACTIVATIONS[activation]
+        self.activation = NO_ACTIVATION if activation is None else ACTIVATIONS[activation]
         self._n_panels = -(-self.out_features // PANEL) * self._step
         self._panels = place(self._n_panels * self.in_features * PANEL, _bits(weight).dtype)
         self._bias = NOTHING if bias is None else np.zeros(self._n_panels * PANEL, np.float32)
@@ -165,13 +165,8 @@ class Linear:
 
     @property
     def packed(self):
-        """What a kernel takes of this layer: weights, number of panels, bias."""
-        return self._panels, self._n_panels, self._bias
-
-    @property
-    def packed_with_step(self):
-        """The same for a layer that may be gated: weights, number of panels, panels per output, bias, activation."""
-        return self._panels, self._n_panels, self._step, self._bias, self._activation
+        """What a kernel takes of this layer: weights, number of panels, panels per output, bias."""
+        return self._panels, self._n_panels, self._step, self._bias
 
     def scratch_size(self, n_rows):
         """Float32 numbers of scratch that each worker needs."""
@@ -186,7 +181,7 @@ class Linear:
         run(
             linear_serial, linear_parallel, n_workers, work,
             x, n_rows, self.in_features, self._panels, self._n_panels, self._step, self.out_features,
-            self._bias, self._activation, residual, out, scratch(n_workers * size), size,
+            self._bias, self.activation, residual, out, scratch(n_workers * size), size,
         )  # fmt: skip
         return out
 

@@ -6,12 +6,12 @@ It reads a cache and gives new arrays; checking what comes in and writing a stat
 import numpy as np
 
 from mojolearn.kernels import attention, decode, rotary, step
+from mojolearn.kernels.addresses import place_of
 from mojolearn.layers import NOTHING, Arena, Linear, Norm, packed_nbytes, scratch
 from mojolearn.rope import inverse_frequencies
 from mojolearn.threads import run, workers
 
 PADDING = 16  # frequencies are padded to a whole number of registers, whatever their width
-REGIONS = 5  # parallel regions of a decode step
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
@@ -62,14 +62,7 @@ class Pipeline:
         self.frequencies = np.zeros(-(-frequencies.size // PADDING) * PADDING, np.float32)
         self.frequencies[: frequencies.size] = frequencies
 
-        o = options
         self.work_of_step = self.nbytes // qkv.itemsize
-        self._step_arguments = (
-            o.d_model, o.n_heads, o.n_kv_heads, o.head_dim, o.intermediate_size, self.input_norm.layer,
-            self.input_norm.eps, *self.input_norm.arrays, *self.post_norm.arrays, *self.qk_gains, self.frequencies,
-            o.rope_dim // 2, self.scale, self.softcap,
-            *self.qkv.packed, *self.out.packed, *self.up.packed_with_step, *self.down.packed,
-        )  # fmt: skip
 
     @property
     def nbytes(self):
@@ -140,8 +133,32 @@ class Pipeline:
         )  # fmt: skip
         return context
 
+    @property
+    def kind(self):
+        """An array of the type of the packed weights."""
+        return self.qkv.packed[0]
+
+    def describe(self, record):
+        """Fill in the block's part of a `mojolearn.kernels.step.LAYER` record."""
+        o = self.options
+        for name in ("d_model", "n_heads", "n_kv_heads", "head_dim", "intermediate_size"):
+            record[name] = getattr(o, name)
+        record["layer_norm"], record["eps"] = self.input_norm.layer, self.input_norm.eps
+        record["activation"], record["half"] = self.up.activation, o.rope_dim // 2
+        record["scale"], record["softcap"] = self.scale, self.softcap
+        arrays = zip(
+            ("input_gain", "input_bias", "post_gain", "post_bias", "q_gain", "k_gain", "frequency"),
+            (*self.input_norm.arrays, *self.post_norm.arrays, *self.qk_gains, self.frequencies),
+            strict=True,
+        )
+        for name, array in arrays:
+            record[name] = place_of(array)
+        for name, layer in (("qkv", self.qkv), ("out", self.out), ("up", self.up), ("down", self.down)):
+            weights, panels, per_output, bias = layer.packed
+            record[name] = (place_of(weights), panels, per_output, place_of(bias))
+
     def room_of_step(self, batch_size, slots):
-        """Float32 numbers of scratch for each worker, and of rows between the kernels, of `step`."""
+        """Float32 numbers of scratch for each worker, and of rows between the kernels, of a decode step."""
         o = self.options
         size = max(
             *(layer.scratch_size(batch_size) for layer in (self.qkv, self.out, self.up, self.down)),
@@ -150,45 +167,6 @@ class Pipeline:
         )
         rows = step.rows_size(batch_size, o.d_model, self.qkv.out_features, o.q_width, o.intermediate_size)
         return size, rows
-
-    def step(self, tokens, batch_size, cached, seen, resident, room):
-        """The block for one token per row, over a session's resident cache, in one kernel call.
-
-        Parameters
-        ----------
-        tokens : ndarray of float32, shape (B * d_model,)
-            Inputs.
-        batch_size, cached, seen : int
-            B, the tokens that the resident cache holds, and how many each query sees.
-        resident : tuple
-            What a session keeps for `mojolearn.kernels.step.block_step`: keys, values, slots, capacity, starts,
-            positions.
-        room : tuple
-            What `room_of_step` says.
-
-        Returns
-        -------
-        y, new_k, new_v : ndarray of float32
-            As from `run`.
-        which : int
-            What `mojolearn.kernels.cache.all_finite` says of them.
-        """
-        o = self.options
-        y = np.empty(tokens.size, np.float32)
-        new_k, new_v = (
-            np.empty(batch_size * o.kv_width, np.float32),
-            np.empty(batch_size * o.kv_width, np.float32),
-        )
-        work = batch_size * (self.work_of_step + 2 * o.q_width * seen)
-        n_workers = workers(work // REGIONS)
-        size, rows = room
-        memory = scratch(n_workers * size + rows)
-        which = run(
-            step.block_step, step.block_step, n_workers, work,
-            tokens, y, new_k, new_v, batch_size, cached, *self._step_arguments, *resident,
-            NOTHING, memory[n_workers * size :], memory, size,
-        )  # fmt: skip
-        return y, new_k, new_v, which
 
     def weights(self):
         """The weights as they were admitted, copied out of the packed layers: dict of str to ndarray."""

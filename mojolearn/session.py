@@ -1,7 +1,5 @@
 """`TransformerDecodeSession`: a state's cache in a resident layout, for many single steps."""
 
-from functools import partial
-
 import numpy as np
 
 from mojolearn.admission import (
@@ -9,13 +7,15 @@ from mojolearn.admission import (
     admit_state,
     check_finite,
     check_positions,
-    refuse_overflow,
     settle,
 )
 from mojolearn.buffers import admit_input
 from mojolearn.kernels import resident
+from mojolearn.kernels.addresses import place_of
+from mojolearn.kernels.step import LAYER
 from mojolearn.layers import aligned_zeros
 from mojolearn.scalars import counted
+from mojolearn.stepping import Stepper
 
 NAME = "TransformerDecodeSession"
 
@@ -61,9 +61,8 @@ class TransformerDecodeSession:
                 "machine does not have"
             ) from None
         self._count = np.zeros(1, np.int64)  # tokens in the resident layout
-        rows = (np.arange(state.batch_size + 1), np.zeros(state.batch_size, np.int64))  # starts, positions
-        self._resident = (self._keys, self._values, self._slots, state.capacity, *rows)
-        self._room = block._pipeline.room_of_step(state.batch_size, self._slots)
+        self._record = self._describe()
+        self._stepper = Stepper([self])
         self._take(cached)
         self._open = True
         state._session = self
@@ -137,7 +136,11 @@ class TransformerDecodeSession:
 
     def _advance(self, tokens, B, method):
         """The outputs of one token per row, and what adds them to the cache: (y, commit)."""
-        state, o, pipeline = self._state, self._block.options, self._block._pipeline
+        return self._stepper.step(tokens, self._ready(B, method), method)
+
+    def _ready(self, B, method):
+        """Check all that one more token of B rows needs; returns its position."""
+        state = self._state
         if B != state.batch_size:
             raise ValueError(f"{method}: the state has batch_size={state.batch_size}, but x has {B}")
         cached = admit_length(state, 1, method)
@@ -149,14 +152,18 @@ class TransformerDecodeSession:
                     "or discard"
                 )
             self.load_state()
-        check_positions(cached + 1, o.max_positions, self._block._positions, method)
-        seen = min(cached + 1, state.capacity)
-        y, new_k, new_v, which = pipeline.step(tokens, B, cached, seen, self._resident, self._room)
-        refuse_overflow(which, method)
-        return y, partial(
-            resident.append, self._keys, self._values, new_k, new_v, B * o.n_kv_heads, cached % state.capacity,
-            self._slots, o.head_dim, state._held, self._count, cached,
-        )  # fmt: skip
+        check_positions(cached + 1, self._block.options.max_positions, self._block._positions, method)
+        return cached
+
+    def _describe(self):
+        """The `mojolearn.kernels.step.LAYER` record of the block and this session."""
+        record = np.zeros(1, LAYER)
+        self._block._pipeline.describe(record[0])
+        record["slots"], record["capacity"] = self._slots, self._state.capacity
+        arrays = {"keys": self._keys, "values": self._values, "held": self._state._held, "count": self._count}
+        for name, array in arrays.items():
+            record[name] = place_of(array)
+        return record
 
     def _is_ahead(self):
         """Does the resident layout hold tokens that the state's buffers do not?"""
@@ -222,7 +229,7 @@ class TransformerDecodeSession:
     def _release(self):
         self._state._session = None
         self._open = False
-        self._keys = self._values = self._resident = None
+        self._keys = self._values = self._record = self._stepper = None
 
     def __enter__(self):
         self._check_open(f"{NAME}.__enter__")

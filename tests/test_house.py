@@ -101,7 +101,9 @@ BELOW = {
     "kernels.rotary": VECTOR_LAYER | {"kernels.norm"},
     "kernels.decode": VECTOR_LAYER | {"kernels.resident"},
     "kernels.step": {"_jit"}
-    | {f"kernels.{name}" for name in ("cache", "decode", "linear", "norm", "rotary")},
+    | {
+        f"kernels.{name}" for name in ("addresses", "cache", "decode", "linear", "norm", "resident", "rotary")
+    },
 }
 
 

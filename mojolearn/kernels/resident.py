@@ -61,15 +61,6 @@ def move_out(keys, values, n_blocks, block_slots, used, head_dim, slots, k_cache
                 put(v_cache, to + d, get(values, v_at + d))
 
 
-@kernel
-def append(keys, values, new_k, new_v, n_blocks, slot, slots, head_dim, held, count, cached):
-    """Take one new token of each block and count it, in the state and in the session. Repeating changes nothing."""
-    for block in range(n_blocks):
-        put_key(keys, block, slot, slots, head_dim, new_k, block * head_dim)
-        put_value(values, block, slot, slots, head_dim, new_v, block * head_dim)
-    held[0] = count[0] = cached + 1
-
-
 def sizes(n_blocks, capacity, head_dim):
     """Padded slots of a block, and float32 numbers of the keys and of the values (plain Python)."""
     slots = plain(padded)(capacity, LANES)

@@ -200,22 +200,23 @@ class CausalLM:
         """
         return CausalLMDecodeSession(self, state)
 
-    def _run(self, ids, state, held, method, *, last=False, sessions=None):
+    def _run(self, ids, state, held, method, *, last=False, session=None):
         """Logits of all positions, or of the last only: every layer's state moves on, or none does.
 
-        Each layer only reads its cache; all are written at the end. sessions: those of the layers, if there are.
+        Each layer only reads its cache; all are written at the end. session: the one that makes the call, if one does.
         """
         B, L = ids.shape
         self._check_positions(held + L, method)
         tokens = np.ascontiguousarray(widen(self._embedding[ids])).reshape(-1)
-        commits = []
-        for layer, block in enumerate(self.blocks):
-            where = f"{method}: layer {layer}"
-            if sessions is not None:
-                tokens, commit = sessions[layer]._advance(tokens, B, where)
-            else:
-                tokens, commit = block._advance(tokens, B, L, state and state.blocks[layer], where)
-            commits.append(commit)
+        if session is not None:
+            tokens, commit = session._advance(tokens, B, method)
+            commits = [commit]
+        else:
+            commits = []
+            for layer, block in enumerate(self.blocks):
+                block_state = None if state is None else state.blocks[layer]
+                tokens, commit = block._advance(tokens, B, L, block_state, f"{method}: layer {layer}")
+                commits.append(commit)
         rows = tokens.reshape(B, L, -1)[:, -1:] if last else tokens
         logits = self._head(self._norm(np.ascontiguousarray(rows).reshape(-1, self.d_model)))
         settle(commits)

@@ -3,6 +3,7 @@
 from mojolearn.models.ids import admit_ids
 from mojolearn.models.loading import retold
 from mojolearn.models.model_state import admit_state
+from mojolearn.stepping import Stepper
 
 NAME = "CausalLMDecodeSession"
 
@@ -38,6 +39,7 @@ class CausalLMDecodeSession:
                     self._layers.append(block.decode_session(block_state))
                 except (TypeError, ValueError, MemoryError) as error:
                     raise retold(error, f"{method}: layer {layer}") from error
+            self._stepper = Stepper(self._layers)
         except BaseException:
             self.discard()
             raise
@@ -74,7 +76,13 @@ class CausalLMDecodeSession:
         self._check_open(method)
         ids = admit_ids(ids, self._lm.vocab_size, method, step=True)
         held = admit_state(self._state, self._lm.n_layers, *ids.shape, method)
-        return self._lm._run(ids, self._state, held, method, sessions=self._layers)[:, 0]
+        return self._lm._run(ids, self._state, held, method, session=self)[:, 0]
+
+    def _advance(self, tokens, B, method):
+        """Run one token per row through all layers: outputs, and what adds them to the caches."""
+        for layer, session in enumerate(self._layers):
+            position = session._ready(B, f"{method}: layer {layer}")
+        return self._stepper.step(tokens, position, method, "{}: layer {}".format)
 
     def _check_open(self, method):
         if not self.is_open:

@@ -160,10 +160,18 @@ class TransformerDecodeSession:
         record = np.zeros(1, LAYER)
         self._block._pipeline.describe(record[0])
         record["slots"], record["capacity"] = self._slots, self._state.capacity
-        arrays = {"keys": self._keys, "values": self._values, "held": self._state._held, "count": self._count}
-        for name, array in arrays.items():
+        for name, array in zip(("keys", "values", "held", "count"), self._arrays, strict=True):
             record[name] = place_of(array)
         return record
+
+    @property
+    def _arrays(self):
+        return self._keys, self._values, self._state._held, self._count
+
+    def _room(self):
+        """The number of tokens that neither the state nor the block's positions let a step go beyond."""
+        most = self._block.options.max_positions or self._block._positions
+        return min(self._state.max_tokens, most, self._block._positions)
 
     def _is_ahead(self):
         """Does the resident layout hold tokens that the state's buffers do not?"""

@@ -135,6 +135,7 @@ class TransformerState:
             self._refused = None
         except (TypeError, ValueError):
             self._refused = (value,)  # the next call says what is wrong with it
+            self._held[0] = -1
 
     @property
     def session(self):

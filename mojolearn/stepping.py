@@ -18,15 +18,19 @@ class Stepper:
     Parameters
     ----------
     sessions : sequence of TransformerDecodeSession
-        In the order of their layers, of one batch size and one storage format of weights. They are kept, and with them
-        the arrays that the records speak of.
+        In the order of their layers, of one batch size and one storage format of weights.
     """
 
     def __init__(self, sessions):
-        self._sessions = tuple(sessions)
-        self._batch_size = self._sessions[0].state.batch_size
-        pipelines = [session._block._pipeline for session in self._sessions]
-        self._layers = np.concatenate([session._record for session in self._sessions])
+        self._batch_size = sessions[0].state.batch_size
+        pipelines = [session._block._pipeline for session in sessions]
+        self._layers = np.concatenate([session._record for session in sessions])
+        self._arrays = (
+            [session._arrays for session in sessions],
+            pipelines,
+        )  # alive while the records speak of them
+        self._held = sessions[0].state._held
+        self._room = min(session._room() for session in sessions)
         self._kind = pipelines[0].kind
         self._capacity = int(self._layers["capacity"].max())
         self._work = sum(pipeline.work_of_step for pipeline in pipelines)
@@ -38,6 +42,13 @@ class Stepper:
         self._size, self._rows = (max(sizes) for sizes in zip(*rooms, strict=True))
         self._new = self._batch_size * sum(pipeline.options.kv_width for pipeline in pipelines)
         self._starts = np.arange(self._batch_size + 1)
+
+    def position(self, batch_size):
+        """The position at which one more token can follow in all sessions, or None where something is in the way."""
+        position = int(self._held[0])
+        if batch_size == self._batch_size and position < self._room and step.agree(self._layers, position):
+            return position
+        return None
 
     def step(self, tokens, position, method, name_layer=lambda method, layer: method):
         """Compute the outputs of the last block; the sessions and their states stay as they are.
@@ -62,7 +73,7 @@ class Stepper:
         """
         B = self._batch_size
         work = B * (self._work + self._work_per_slot * min(position + 1, self._capacity))
-        n_workers = workers(work // (REGIONS * len(self._sessions)))
+        n_workers = workers(work // (REGIONS * self._layers.size))
         y = np.empty(tokens.size, np.float32)
         new_k, new_v = np.empty(self._new, np.float32), np.empty(self._new, np.float32)
         positions = np.full(B, position)

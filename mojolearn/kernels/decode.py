@@ -14,25 +14,29 @@ from numba import prange
 
 from mojolearn._jit import LANES, helper, kernel, part, plain
 from mojolearn.kernels.resident import PAIR, padded
-from mojolearn.kernels.simd import broadcast, fma, get, load, put, select, splat, store
+from mojolearn.kernels.simd import broadcast, fma, get, load, prefetch, put, select, splat, store
 from mojolearn.kernels.sums import fold_after, fold_rest, leaf_length, levels_of
 from mojolearn.kernels.vmath import INFINITY, SMALLEST_NORMAL, ZERO, exp, tanh
 
 ROWS = 4  # query rows side by side; fewer are filled up by repeating the last: memory is the limit, not arithmetic
 TILE = ROWS * PAIR
+AHEAD = 32  # slots by which values are fetched ahead; with that of keys it took a third off a cache of 1024 tokens
+LINE = 16  # float32 numbers of a cache line
 
 
 # --- scores ------------------------------------------------------------------------------------------------
 
 
 @part
-def leaf_of_panels(q, q0, q1, q2, q3, first, p0, second, p1, n, partial, at):
+def leaf_of_panels(q, q0, q1, q2, q3, first, p0, second, p1, n, ahead, partial, at):
     """ROWS queries times two panels of keys over one leaf of n numbers: eight chains.
 
     Query r from q[qr] on; panels (n, LANES) from first[p0] and second[p1] on; partial: TILE sums.
     """
     s00 = s01 = s10 = s11 = s20 = s21 = s30 = s31 = splat(ZERO)
     for d in range(n):
+        prefetch(first, p0 + d * LANES + ahead)
+        prefetch(second, p1 + d * LANES + ahead)
         k0 = load(first, p0 + d * LANES)
         k1 = load(second, p1 + d * LANES)
         x = broadcast(q, q0 + d)
@@ -64,6 +68,7 @@ def scores_of_rows(q, q0, q1, q2, q3, keys, keys_at, n_panels, scratch, new_pane
     """Scores of ROWS queries and all keys of n_panels panels, of which ``new_panel`` is read from scratch."""
     leaf = leaf_length(head_dim)
     n_leaves = (head_dim + leaf - 1) // leaf
+    ahead = 2 * head_dim * LANES  # the next two panels
     for panel in range(0, n_panels, 2):
         other = min(panel + 1, n_panels - 1)
         level = 0
@@ -75,13 +80,13 @@ def scores_of_rows(q, q0, q1, q2, q3, keys, keys_at, n_panels, scratch, new_pane
             p1 = keys_at + (other * head_dim + first) * LANES
             fresh = new_panel_at + first * LANES
             if panel == new_panel:
-                leaf_of_panels(q, q0 + first, q1 + first, q2 + first, q3 + first, scratch, fresh, keys, p1, n,
+                leaf_of_panels(q, q0 + first, q1 + first, q2 + first, q3 + first, scratch, fresh, keys, p1, n, ahead,
                                scratch, at)  # fmt: skip
             elif other == new_panel:
-                leaf_of_panels(q, q0 + first, q1 + first, q2 + first, q3 + first, keys, p0, scratch, fresh, n,
+                leaf_of_panels(q, q0 + first, q1 + first, q2 + first, q3 + first, keys, p0, scratch, fresh, n, ahead,
                                scratch, at)  # fmt: skip
             else:
-                leaf_of_panels(q, q0 + first, q1 + first, q2 + first, q3 + first, keys, p0, keys, p1, n,
+                leaf_of_panels(q, q0 + first, q1 + first, q2 + first, q3 + first, keys, p0, keys, p1, n, ahead,
                                scratch, at)  # fmt: skip
             level = fold_after(t, level + 1, scratch, partial_at, TILE)
         fold_rest(level, scratch, partial_at, TILE)
@@ -137,13 +142,18 @@ def divide(scratch, at, n_slots, total):
 
 
 @part
-def add_values(scratch, weights_at, stride, values, at, width, first, last, context_at):
-    """context (ROWS, PAIR) += weight * value over the slots [first, last), ascending."""
+def add_values(scratch, weights_at, stride, values, at, width, first, last, context_at, fetched):
+    """context (ROWS, PAIR) += weight * value over the slots [first, last), ascending.
+
+    fetched: how many numbers of a value to fetch ahead, of this pair of registers and those whose turn comes later.
+    """
     c00, c01 = load(scratch, context_at), load(scratch, context_at + LANES)
     c10, c11 = load(scratch, context_at + PAIR), load(scratch, context_at + PAIR + LANES)
     c20, c21 = load(scratch, context_at + 2 * PAIR), load(scratch, context_at + 2 * PAIR + LANES)
     c30, c31 = load(scratch, context_at + 3 * PAIR), load(scratch, context_at + 3 * PAIR + LANES)
     for j in range(first, last):
+        for i in range(0, fetched, LINE):
+            prefetch(values, at + (j + AHEAD) * width + i)
         v0 = load(values, at + j * width)
         v1 = load(values, at + j * width + LANES)
         w = broadcast(scratch, weights_at + j)
@@ -213,10 +223,13 @@ def decode_block(qkv, q_at, block, group, head_dim, keys, values, slots, capacit
             for i in range(0, TILE, LANES):
                 store(scratch, partial_at + i, splat(ZERO))
             v_at = values_at + column
+            fetched = last_column - first_column if column == first_column else np.int64(0)
             if wrapped:
-                add_values(scratch, at, stride, values, v_at, width, slot + 1, capacity, partial_at)
-            add_values(scratch, at, stride, values, v_at, width, 0, slot, partial_at)
-            add_values(scratch, at + slot, stride, scratch, value_at + column, width, 0, 1, partial_at)
+                add_values(scratch, at, stride, values, v_at, width, slot + 1, capacity, partial_at, fetched)
+            add_values(scratch, at, stride, values, v_at, width, 0, slot, partial_at, fetched)
+            add_values(
+                scratch, at + slot, stride, scratch, value_at + column, width, 0, 1, partial_at, np.int64(0)
+            )
             for r in range(min(ROWS, group - row)):
                 for i in range(min(PAIR, last_column - column)):
                     put(
@@ -229,19 +242,24 @@ def decode_block(qkv, q_at, block, group, head_dim, keys, values, slots, capacit
 @part
 def decode_share(index, n_workers, qkv, batch_size, n_heads, n_kv, head_dim, keys, values, slots, capacity, cached,
                  scale, softcap, new_k, new_v, out, scratch, scratch_size):  # fmt: skip
-    """Worker ``index`` takes every n_workers-th (row, kv head), or where these are few, part of one's columns."""
+    """Worker ``index`` takes every n_workers-th (row, kv head); of those left over, each is shared by columns."""
     group = n_heads // n_kv
     n_blocks = batch_size * n_kv
-    parts = max(1, min(padded(head_dim, PAIR) // PAIR, (n_workers + n_blocks - 1) // n_blocks))
+    whole = n_blocks // n_workers * n_workers
+    left = n_blocks - whole
+    parts = max(1, min(padded(head_dim, PAIR) // PAIR, n_workers // max(1, left)))
     columns = padded((head_dim + parts - 1) // parts, PAIR)
-    for task in range(index, n_blocks * parts, n_workers):
-        block = task // parts
+    for task in range(index, whole + left * parts, n_workers):
+        block, first_column, last_column = task, np.int64(0), head_dim
+        if task >= whole:
+            block = whole + (task - whole) // parts
+            first_column = (task - whole) % parts * columns
+            last_column = min(head_dim, first_column + columns)
         b = block // n_kv
         q_at = (b * (n_heads + 2 * n_kv) + block % n_kv * group) * head_dim
         out_at = (b * n_heads + block % n_kv * group) * head_dim
-        first_column = task % parts * columns
         decode_block(qkv, q_at, block, group, head_dim, keys, values, slots, capacity, cached, new_k, new_v,
-                     scale, softcap, first_column, min(head_dim, first_column + columns), out, out_at,
+                     scale, softcap, first_column, last_column, out, out_at,
                      scratch, index * scratch_size)  # fmt: skip
 
 

@@ -160,6 +160,19 @@ def append(layers, new_k, new_v, B, position):
         array_at(layers[i]["count"], counts)[0] = position + 1
 
 
+@kernel
+def agree(layers, position):
+    """Do all states and sessions hold just the tokens before this position?"""
+    counts = np.empty(0, np.int64)
+    for i in range(layers.size):
+        if (
+            array_at(layers[i]["held"], counts)[0] != position
+            or array_at(layers[i]["count"], counts)[0] != position
+        ):
+            return False
+    return True
+
+
 def rows_size(batch_size, d_model, width, q_width, intermediate):
     """Float32 numbers of ``rows`` (plain Python: called before the kernel)."""
     return batch_size * (2 * d_model + width + q_width + intermediate)

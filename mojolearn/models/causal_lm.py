@@ -209,7 +209,7 @@ class CausalLM:
         self._check_positions(held + L, method)
         tokens = np.ascontiguousarray(widen(self._embedding[ids])).reshape(-1)
         if session is not None:
-            tokens, commit = session._advance(tokens, B, method)
+            tokens, commit = session._advance(tokens, held, method)
             commits = [commit]
         else:
             commits = []

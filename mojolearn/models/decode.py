@@ -75,13 +75,18 @@ class CausalLMDecodeSession:
         method = f"{NAME}.step"
         self._check_open(method)
         ids = admit_ids(ids, self._lm.vocab_size, method, step=True)
-        held = admit_state(self._state, self._lm.n_layers, *ids.shape, method)
+        held = self._stepper.position(len(ids))
+        if held is None:
+            held = self._slow_position(len(ids), method)
         return self._lm._run(ids, self._state, held, method, session=self)[:, 0]
 
-    def _advance(self, tokens, B, method):
+    def _slow_position(self, B, method):
+        """Ask each layer: one says what is in the way, or takes over a count that was set by hand."""
+        admit_state(self._state, self._lm.n_layers, B, 1, method)
+        return max(session._ready(B, f"{method}: layer {i}") for i, session in enumerate(self._layers))
+
+    def _advance(self, tokens, position, method):
         """Run one token per row through all layers: outputs, and what adds them to the caches."""
-        for layer, session in enumerate(self._layers):
-            position = session._ready(B, f"{method}: layer {layer}")
         return self._stepper.step(tokens, position, method, "{}: layer {}".format)
 
     def _check_open(self, method):

@@ -70,21 +70,16 @@ def seconds(call):
     return time.perf_counter() - start
 
 
-def in_turns(repeat, *calls):
-    """Median seconds of each call; the calls take turns, after one call of each that does not count."""
+def turns(repeat, *calls):
+    """Seconds of each call in each turn, (repeat, calls), after one call of each that does not count."""
     for call in calls:
         call()
-    return np.median([[seconds(call) for call in calls] for _ in range(repeat)], axis=0)
+    return np.array([[seconds(call) for call in calls] for _ in range(repeat)])
 
 
-def in_blocks(count, *calls, size=5):
-    """The same in blocks of calls, for rivals whose waiting threads would be in each other's way."""
-    times = [[] for _ in calls]
-    for _ in range(count):
-        for call, mine in zip(calls, times, strict=True):
-            time.sleep(0.3)
-            mine += [seconds(call) for _ in range(size)][1:]
-    return [np.median(mine) for mine in times]
+def in_turns(repeat, *calls):
+    """Median seconds of each call."""
+    return np.median(turns(repeat, *calls), axis=0)
 
 
 def make_block(rng, shape, weight_format="float32"):
@@ -133,25 +128,28 @@ def products(rng):
 
 
 def prefill(rng):
-    """All threads: a block over L tokens against the seven NumPy products alone."""
+    """All threads: a block over L tokens against the seven NumPy products alone.
+
+    These run in a process of their own: OpenBLAS threads that wait for work spin, and would be in our way.
+    """
     for name in ("SmolLM2-135M", "Llama-3.2-1B"):
-        block, matrices = make_block(rng, SHAPES[name])
+        block, _ = make_block(rng, SHAPES[name])
         for length in (128, 512):
             x = rng.standard_normal((1, length, block.d_model), np.float32)
-            pairs = [(rng.standard_normal((length, w.shape[1]), np.float32), w) for w in matrices]
-
-            def seven(pairs=pairs):
-                for a, w in pairs:
-                    a @ w.T
-
-            ours, blas = in_blocks(6, partial(block.forward, x), seven)
+            ours, blas = rounds(partial(block.forward, x), "numpy", "--shape", name, "--length", length)
             say(f"prefill, {name}, {length} tokens: {ours / blas:.2f} x the time of the products "
                 f"({ours * 1e3:.1f} ms, {blas * 1e3:.1f})")  # fmt: skip
 
 
-def fraction(what, nbytes, ours, reading, read_gb):
-    """Say what part of the read bandwidth a call of so many bytes reaches."""
-    say(f"{what}: {nbytes * 1e-9 / ours / (read_gb / reading):.2f} of the read bandwidth "
+def fraction(what, nbytes, times, read_gb):
+    """Say what part of the read bandwidth a call of so many bytes reaches: times of calls and of reads, in turns.
+
+    The median of the ratios turn by turn: the speed of memory is not always the same where others use it too.
+    """
+    calls, reads = times.T
+    share = np.median(nbytes * 1e-9 / calls / (read_gb / reads))
+    ours, reading = np.median(times, axis=0)
+    say(f"{what}: {share:.2f} of the read bandwidth "
         f"({nbytes * 1e-9 / ours:.1f} GB/s, {read_gb / reading:.1f}; {ours * 1e3:.2f} ms)")  # fmt: skip
 
 
@@ -163,9 +161,9 @@ def step(rng):
         x = rng.standard_normal((1, block.d_model), np.float32)
         state = block.allocate_state(1, 1024)
         block.forward(rng.standard_normal((1, 128, block.d_model), np.float32), state)
-        ours, reading = in_turns(40, partial(block.step, x, state), reader)
+        times = turns(40, partial(block.step, x, state), reader)
         nbytes = block.nbytes + 2 * 4 * (128 + 20) * block.options.kv_width
-        fraction(f"step, Llama-3.2-1B, {weight_format}, 128 cached", nbytes, ours, reading, read_gb)
+        fraction(f"step, Llama-3.2-1B, {weight_format}, 128 cached", nbytes, times, read_gb)
 
 
 def session(rng):
@@ -179,11 +177,10 @@ def session(rng):
             block.forward(rng.standard_normal((1, 512, block.d_model), np.float32), state)
         other = state.copy()
         with block.decode_session(other) as decoding:
-            ours, plain, reading = in_turns(
-                30, partial(decoding.step, x), partial(block.step, x, state), reader
-            )
+            times = turns(30, partial(decoding.step, x), partial(block.step, x, state), reader)
         nbytes = block.nbytes + 2 * 4 * (cached + 15) * block.options.kv_width
-        fraction(f"session step, Llama-3.2-1B, {cached} cached", nbytes, ours, reading, read_gb)
+        fraction(f"session step, Llama-3.2-1B, {cached} cached", nbytes, times[:, ::2], read_gb)
+        ours, plain, _ = np.median(times, axis=0)
         say(f"plain step, {cached} cached: {plain / ours:.2f} x the session's time ({plain * 1e3:.2f} ms)")
 
 
@@ -198,8 +195,8 @@ def model(rng, folder):
         stream = lm.stream(rng.integers(0, lm.vocab_size, (1, context)), 45)
         for _ in range(4):
             next(stream)
-        ours, reading = in_turns(38, partial(next, stream), reader)
-        fraction(f"{name}, context {context}", weights + kv * (context + 20), ours, reading, read_gb)
+        times = turns(38, partial(next, stream), reader)
+        fraction(f"{name}, context {context}", weights + kv * (context + 20), times, read_gb)
         against_models(lm, f"{name}, decode at {context}", "--context", context)
     against_models(lm, f"{name}, prefill of 512", "--context", 512, "--prefill")
 

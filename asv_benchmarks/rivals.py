@@ -1,5 +1,6 @@
 """The same work in other libraries: run in the rival's own interpreter, prints seconds per call as JSON.
 
+    PYTHON rivals.py numpy --shape Llama-3.2-1B --length 512
     PYTHON rivals.py torch --shape Llama-3.2-1B --length 512
     PYTHON rivals.py core --shape Llama-3.2-1B --length 128 [--step]
     PYTHON rivals.py transformers --model FOLDER --dtype bfloat16 --context 1024 [--prefill]
@@ -15,6 +16,7 @@ import argparse
 import json
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -35,7 +37,7 @@ THETA, EPS = 10000.0, 1e-6
 
 def measure(rival, *arguments, threads=2):
     """Run a rival in its own interpreter: the printed dict, or None where the interpreter is not given."""
-    python = os.environ.get(INTERPRETERS[rival])
+    python = sys.executable if rival == "numpy" else os.environ.get(INTERPRETERS[rival])
     if not python:
         return None
     command = [python, __file__, rival, "--threads", str(threads), *map(str, arguments)]
@@ -144,6 +146,17 @@ def torch_block(weights, n_heads, n_kv_heads):
         return r + linear(silu(linear(h, w["gate_proj"])) * linear(h, w["up_proj"]), w["down_proj"])
 
     return block
+
+
+def run_numpy(o):
+    """The seven products of a block alone."""
+    import numpy as np
+
+    pairs = [
+        (random_matrix(o.length, size[1], 1), random_matrix(*size)) for size in matrices(o.shape).values()
+    ]
+    seconds = seconds_per_call(lambda: [a @ w.T for a, w in pairs], o.budget)
+    return {"seconds": seconds, "version": np.__version__}
 
 
 def run_torch(o):
@@ -257,6 +270,7 @@ def run_gguf(o):
 
 def main():
     runs = {
+        "numpy": run_numpy,
         "torch": run_torch,
         "core": run_core,
         "transformers": run_transformers,

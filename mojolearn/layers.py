@@ -151,6 +151,23 @@ class Linear:
         rows = rows[: self.out_features].copy()
         return rows.view(np.float16) if rows.dtype == np.int16 else rows
 
+    def rows(self, which):
+        """Some rows of the weight, as `matrix` has them: a tied embedding needs no copy of its own.
+
+        Parameters
+        ----------
+        which : ndarray of int
+            Their numbers.
+
+        Returns
+        -------
+        ndarray, shape (*which.shape, in_features)
+            float32, uint16 or float16.
+        """
+        panels = self._panels.reshape(-1, self._step, self.in_features, PANEL)[:, -1]
+        rows = panels[which // PANEL, :, which % PANEL]
+        return rows.view(np.float16) if rows.dtype == np.int16 else rows
+
     def vector(self, *, gate=False):
         """The bias (or the bias of the gate) as it was given, or None."""
         if self._bias is NOTHING:

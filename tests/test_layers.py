@@ -82,6 +82,9 @@ def test_the_matrix_comes_back_as_it_was_given(rng, storage, n_out):
         np.testing.assert_array_equal(pair.matrix(gate=place), matrix)
         np.testing.assert_array_equal(pair.vector(gate=place), vector)
     assert Linear(up).vector() is None
+    which = rng.integers(0, n_out, (2, 3))
+    assert pair.rows(which).dtype == up.dtype
+    np.testing.assert_array_equal(pair.rows(which), up[which])
 
 
 @pytest.mark.parametrize("threads", [1, 2])

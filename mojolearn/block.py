@@ -4,14 +4,9 @@ from functools import partial
 
 import numpy as np
 
-from mojolearn.admission import (
-    admit_state,
-    check_finite,
-    check_overflow,
-    check_positions,
-    settle,
-)
+from mojolearn.admission import admit_state, check_finite, check_overflow, check_positions, settle
 from mojolearn.buffers import admit_input, admit_integer, admit_lengths, first_nonfinite
+from mojolearn.claims import Claim
 from mojolearn.kernels.cache import commit_parallel, commit_serial
 from mojolearn.layers import NOTHING
 from mojolearn.options import MOST_POSITIONS, BlockOptions
@@ -282,8 +277,9 @@ class TransformerBlock:
         """`forward` after its input was admitted."""
         tokens = x.reshape(-1)
         check_finite(tokens, f"{method}: x", x.shape)
-        y, commit = self._advance(tokens, x.shape[0], x.shape[1], state, method)
-        settle([commit])
+        with Claim([state], method):
+            y, commit = self._advance(tokens, x.shape[0], x.shape[1], state, method)
+            settle([commit])
         return y.reshape(x.shape)
 
     def _advance(self, tokens, B, L, state, method, session=None):

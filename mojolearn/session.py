@@ -10,6 +10,7 @@ from mojolearn.admission import (
     settle,
 )
 from mojolearn.buffers import admit_input
+from mojolearn.claims import Claim
 from mojolearn.kernels import resident
 from mojolearn.kernels.addresses import place_of
 from mojolearn.kernels.step import LAYER
@@ -49,23 +50,24 @@ class TransformerDecodeSession:
 
     def __init__(self, block, state):
         method = "TransformerBlock.decode_session"
-        cached = admit_state(state, block.options, getattr(state, "batch_size", 0), 0, method)
-        self._block, self._state = block, state
-        n_blocks = state.batch_size * state.n_kv_heads
-        self._slots, key_size, value_size = resident.sizes(n_blocks, state.capacity, state.head_dim)
-        try:
-            self._keys, self._values = aligned_zeros(key_size), aligned_zeros(value_size)
-        except (MemoryError, ValueError):
-            raise MemoryError(
-                f"{method}: the session's copy of the cache needs {4 * (key_size + value_size)} bytes, which this "
-                "machine does not have"
-            ) from None
-        self._count = np.zeros(1, np.int64)  # tokens in the resident layout
-        self._record = self._describe()
-        self._stepper = Stepper([self])
-        self._take(cached)
-        self._open = True
-        state._session = self
+        with Claim([state], method):
+            cached = admit_state(state, block.options, getattr(state, "batch_size", 0), 0, method)
+            self._block, self._state = block, state
+            n_blocks = state.batch_size * state.n_kv_heads
+            self._slots, key_size, value_size = resident.sizes(n_blocks, state.capacity, state.head_dim)
+            try:
+                self._keys, self._values = aligned_zeros(key_size), aligned_zeros(value_size)
+            except (MemoryError, ValueError):
+                raise MemoryError(
+                    f"{method}: the session's copy of the cache needs {4 * (key_size + value_size)} bytes, which this "
+                    "machine does not have"
+                ) from None
+            self._count = np.zeros(1, np.int64)  # tokens in the resident layout
+            self._record = self._describe()
+            self._stepper = Stepper([self])
+            self._take(cached)
+            self._open = True
+            state._session = self
 
     @property
     def state(self):
@@ -120,18 +122,19 @@ class TransformerDecodeSession:
         return self._call(admit_input(x, self._block.d_model, f"{NAME}.forward"), f"{NAME}.forward")
 
     def _call(self, x, method):
-        self._check_open(method)
         tokens = x.reshape(-1)
         check_finite(tokens, f"{method}: x", x.shape)
         B, L, _ = x.shape
-        if L == 1:
-            y, commit = self._advance(tokens, B, method)
-            settle([commit])
-        else:
-            self.sync_state()
-            y, commit = self._block._advance(tokens, B, L, self._state, method, session=self)
-            settle([commit])
-            self.load_state()
+        with Claim([self._state], method):
+            self._check_open(method)  # another thread may have closed it since
+            if L == 1:
+                y, commit = self._advance(tokens, B, method)
+                settle([commit])
+            else:
+                self.sync_state()
+                y, commit = self._block._advance(tokens, B, L, self._state, method, session=self)
+                settle([commit])
+                self.load_state()
         return y.reshape(x.shape)
 
     def _advance(self, tokens, B, method):
@@ -197,10 +200,11 @@ class TransformerDecodeSession:
         ValueError
             When the session is closed.
         """
-        self._check_open(f"{NAME}.sync_state")
-        if self._is_ahead():
-            resident.move_out(self._keys, self._values, *self._layout(), self._state._k, self._state._v)
-            self._synced = int(self._count[0])
+        with Claim([self._state], f"{NAME}.sync_state"):
+            self._check_open(f"{NAME}.sync_state")
+            if self._is_ahead():
+                resident.move_out(self._keys, self._values, *self._layout(), self._state._k, self._state._v)
+                self._synced = int(self._count[0])
 
     def load_state(self):
         """Take over the state's buffers and ``cached_tokens``, dropping what was not synced.
@@ -211,10 +215,11 @@ class TransformerDecodeSession:
             When the session is closed, and for ``cached_tokens`` or a cache that a block would refuse.
         """
         method = f"{NAME}.load_state"
-        self._check_open(method)
         state = self._state
-        cached = admit_state(state, self._block.options, state.batch_size, 0, method, session=self)
-        self._take(cached)
+        with Claim([state], method):
+            self._check_open(method)
+            cached = admit_state(state, self._block.options, state.batch_size, 0, method, session=self)
+            self._take(cached)
 
     def _take(self, cached):
         """Copy ``cached`` tokens from the state's buffers, which then hold all that the session holds."""
@@ -224,15 +229,17 @@ class TransformerDecodeSession:
 
     def close(self):
         """Write all tokens into the state's buffers and end the session; closing twice is harmless."""
-        if self._open:
-            self.sync_state()
-            self._release()
+        with Claim([self._state], f"{NAME}.close"):
+            if self._open:
+                self.sync_state()
+                self._release()
 
     def discard(self):
         """End the session without writing: the state is as it was at the last `sync_state`."""
-        if self._open:
-            self._state.cached_tokens = self._synced
-            self._release()
+        with Claim([self._state], f"{NAME}.discard"):
+            if self._open:
+                self._state.cached_tokens = self._synced
+                self._release()
 
     def _release(self):
         self._state._session = None

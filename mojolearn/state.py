@@ -7,9 +7,12 @@ Without a window the first B * KV * S * HD numbers are the [B, KV, S, HD] cache,
 rest is spare. Under a window W each (row, kv head) has a ring of W slots and position p lies in slot p % W.
 """
 
+import threading
+
 import numpy as np
 
 from mojolearn.buffers import admit_cache, admit_integer, check_disjoint
+from mojolearn.claims import Claim
 
 METHOD = "TransformerState"
 
@@ -75,6 +78,7 @@ class TransformerState:
         self._held = np.zeros(1, np.int64)  # a cell, so that a kernel can update it together with the buffers
         self._refused = None
         self._session = None
+        self._lock = threading.RLock()  # held by the thread that has a call running on this state
         self.cached_tokens = cached_tokens
         self._checked_length(METHOD)
 
@@ -211,10 +215,11 @@ class TransformerState:
 
     def _arguments(self):
         """What rebuilds this state: the arguments of the class, with copies of the buffers."""
-        length = self._checked_length(f"{METHOD}.copy")
-        self._bring_up_to_date()
-        return (self._batch_size, self._n_kv_heads, self._head_dim, self._max_tokens,
-                self._k.copy(), self._v.copy(), length, self._window)  # fmt: skip
+        with Claim([self], f"{METHOD}.copy"):
+            length = self._checked_length(f"{METHOD}.copy")
+            self._bring_up_to_date()
+            return (self._batch_size, self._n_kv_heads, self._head_dim, self._max_tokens,
+                    self._k.copy(), self._v.copy(), length, self._window)  # fmt: skip
 
     def __copy__(self):
         return self.copy()

@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 
 from mojolearn.admission import settle
+from mojolearn.claims import Claim
 from mojolearn.models.decode import CausalLMDecodeSession
 from mojolearn.models.generation import TokenStream
 from mojolearn.models.ids import admit_ids
@@ -208,18 +209,19 @@ class CausalLM:
         B, L = ids.shape
         self._check_positions(held + L, method)
         tokens = np.ascontiguousarray(widen(self._embedding[ids])).reshape(-1)
-        if session is not None:
-            tokens, commit = session._advance(tokens, held, method)
-            commits = [commit]
-        else:
-            commits = []
-            for layer, block in enumerate(self.blocks):
-                block_state = None if state is None else state.blocks[layer]
-                tokens, commit = block._advance(tokens, B, L, block_state, f"{method}: layer {layer}")
-                commits.append(commit)
-        rows = tokens.reshape(B, L, -1)[:, -1:] if last else tokens
-        logits = self._head(self._norm(np.ascontiguousarray(rows).reshape(-1, self.d_model)))
-        settle(commits)
+        with Claim(() if state is None or session is not None else state.blocks, method):
+            if session is not None:
+                tokens, commit = session._advance(tokens, held, method)
+                commits = [commit]
+            else:
+                commits = []
+                for layer, block in enumerate(self.blocks):
+                    block_state = None if state is None else state.blocks[layer]
+                    tokens, commit = block._advance(tokens, B, L, block_state, f"{method}: layer {layer}")
+                    commits.append(commit)
+            rows = tokens.reshape(B, L, -1)[:, -1:] if last else tokens
+            logits = self._head(self._norm(np.ascontiguousarray(rows).reshape(-1, self.d_model)))
+            settle(commits)
         return logits.reshape(B, -1, self.vocab_size)
 
     def _check_positions(self, end, method):

@@ -1,5 +1,6 @@
 """Decoding a whole model through sessions: one `TransformerDecodeSession` per layer, which move together."""
 
+from mojolearn.claims import Claim
 from mojolearn.models.ids import admit_ids
 from mojolearn.models.loading import retold
 from mojolearn.models.model_state import admit_state
@@ -33,16 +34,17 @@ class CausalLMDecodeSession:
         batch_size = getattr(state, "batch_size", 0)
         admit_state(state, lm.n_layers, batch_size, 0, method)
         self._lm, self._state, self._layers = lm, state, []
-        try:
-            for layer, (block, block_state) in enumerate(zip(lm.blocks, state.blocks, strict=True)):
-                try:
-                    self._layers.append(block.decode_session(block_state))
-                except (TypeError, ValueError, MemoryError) as error:
-                    raise retold(error, f"{method}: layer {layer}") from error
-            self._stepper = Stepper(self._layers)
-        except BaseException:
-            self.discard()
-            raise
+        with Claim(state.blocks, method):
+            try:
+                for layer, (block, block_state) in enumerate(zip(lm.blocks, state.blocks, strict=True)):
+                    try:
+                        self._layers.append(block.decode_session(block_state))
+                    except (TypeError, ValueError, MemoryError) as error:
+                        raise retold(error, f"{method}: layer {layer}") from error
+                self._stepper = Stepper(self._layers)
+            except BaseException:
+                self.discard()
+                raise
 
     @property
     def state(self):
@@ -73,12 +75,17 @@ class CausalLMDecodeSession:
             As `CausalLM.step`, and when the session is closed. No layer has then changed.
         """
         method = f"{NAME}.step"
-        self._check_open(method)
         ids = admit_ids(ids, self._lm.vocab_size, method, step=True)
-        held = self._stepper.position(len(ids))
-        if held is None:
-            held = self._slow_position(len(ids), method)
-        return self._lm._run(ids, self._state, held, method, session=self)[:, 0]
+        with Claim(self._states, method):
+            self._check_open(method)
+            held = self._stepper.position(len(ids))
+            if held is None:
+                held = self._slow_position(len(ids), method)
+            return self._lm._run(ids, self._state, held, method, session=self)[:, 0]
+
+    @property
+    def _states(self):
+        return [layer.state for layer in self._layers]
 
     def _slow_position(self, B, method):
         """Ask each layer: one says what is in the way, or takes over a count that was set by hand."""
@@ -95,19 +102,22 @@ class CausalLMDecodeSession:
 
     def sync_state(self):
         """Write all tokens into the buffers of the states; the session stays open."""
-        self._check_open(f"{NAME}.sync_state")
-        for layer in self._layers:
-            layer.sync_state()
+        with Claim(self._states, f"{NAME}.sync_state"):
+            self._check_open(f"{NAME}.sync_state")
+            for layer in self._layers:
+                layer.sync_state()
 
     def close(self):
         """Write all tokens into the buffers of the states and end the session; closing twice is harmless."""
-        for layer in self._layers:
-            layer.close()
+        with Claim(self._states, f"{NAME}.close"):
+            for layer in self._layers:
+                layer.close()
 
     def discard(self):
         """End the session without writing: the states are as they were at the last `sync_state`."""
-        for layer in self._layers:
-            layer.discard()
+        with Claim(self._states, f"{NAME}.discard"):
+            for layer in self._layers:
+                layer.discard()
 
     def __enter__(self):
         return self

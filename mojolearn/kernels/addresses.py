@@ -47,5 +47,6 @@ if config.DISABLE_JIT:
 
     def array_from(address, size, like):
         """The same in plain NumPy."""
+        size, address = int(size), int(address)
         raw = (ctypes.c_byte * (size * like.itemsize)).from_address(address) if size else b""
         return np.frombuffer(raw, like.dtype)

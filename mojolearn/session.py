@@ -209,6 +209,8 @@ class TransformerDecodeSession:
     def load_state(self):
         """Take over the state's buffers and ``cached_tokens``, dropping what was not synced.
 
+        ``cached_tokens`` goes back to what the buffers hold, unless it was set by hand since.
+
         Raises
         ------
         TypeError, ValueError
@@ -218,6 +220,8 @@ class TransformerDecodeSession:
         state = self._state
         with Claim([state], method):
             self._check_open(method)
+            if self._is_ahead() and not state._set_by_hand:
+                state.cached_tokens = self._synced
             cached = admit_state(state, self._block.options, state.batch_size, 0, method, session=self)
             self._take(cached)
 
@@ -225,6 +229,7 @@ class TransformerDecodeSession:
         """Copy ``cached`` tokens from the state's buffers, which then hold all that the session holds."""
         state = self._state
         self._synced = self._count[0] = cached
+        state._set_by_hand = False
         resident.settle_in(state._k, state._v, *self._layout(), self._keys, self._values)
 
     def close(self):

@@ -134,6 +134,7 @@ class TransformerState:
 
     @cached_tokens.setter
     def cached_tokens(self, value):
+        self._set_by_hand = True
         try:
             self._held[0] = admit_integer(value, "cached_tokens", METHOD)
             self._refused = None

@@ -131,6 +131,7 @@ class TransformerDecodeSession:
                 y, commit = self._advance(tokens, B, method)
                 settle([commit])
             else:
+                self._ready(B, method, L)  # before the buffers are written
                 self.sync_state()
                 y, commit = self._block._advance(tokens, B, L, self._state, method, session=self)
                 settle([commit])
@@ -141,12 +142,12 @@ class TransformerDecodeSession:
         """The outputs of one token per row, and what adds them to the cache: (y, commit)."""
         return self._stepper.step(tokens, self._ready(B, method), method)
 
-    def _ready(self, B, method):
-        """Check all that one more token of B rows needs; returns its position."""
+    def _ready(self, B, method, L=1):
+        """Check all that L more tokens of B rows need; returns the position of the first."""
         state = self._state
         if B != state.batch_size:
             raise ValueError(f"{method}: the state has batch_size={state.batch_size}, but x has {B}")
-        cached = admit_length(state, 1, method)
+        cached = admit_length(state, L, method)
         if cached != self._count[0]:
             if self._is_ahead():
                 raise ValueError(
@@ -155,7 +156,7 @@ class TransformerDecodeSession:
                     "or discard"
                 )
             self.load_state()
-        check_positions(cached + 1, self._block.options.max_positions, self._block._positions, method)
+        check_positions(cached + L, self._block.options.max_positions, self._block._positions, method)
         return cached
 
     def _describe(self):

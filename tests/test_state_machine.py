@@ -126,14 +126,18 @@ class StateMachine(RuleBasedStateMachine):
         self.settle()
 
     @precondition(lambda self: self.session is not None)
-    @rule()
-    def load(self):
+    @rule(steps=st.integers(0, 2))
+    def load(self, steps):
+        for _ in range(steps):
+            self.session_call(1, True)
         self.session.load_state()
         self.tokens = self.tokens[:, : self.synced]
 
-    @precondition(lambda self: self.session is not None)
-    @rule(how=st.sampled_from(["close", "with", "discard"]))
-    def end_session(self, how):
+    @rule(steps=st.integers(0, 4), how=st.sampled_from(["close", "with", "discard"]))
+    def end_session(self, steps, how):
+        self.session = self.session or self.block.decode_session(self.state)
+        for _ in range(steps):
+            self.session_call(1, True)
         if how == "with":
             with self.session:
                 pass

@@ -9,7 +9,7 @@ from mojolearn.buffers import admit_input, admit_integer, admit_lengths, first_n
 from mojolearn.claims import Claim
 from mojolearn.kernels.cache import commit_parallel, commit_serial
 from mojolearn.layers import NOTHING
-from mojolearn.options import MOST_POSITIONS, BlockOptions
+from mojolearn.options import BlockOptions
 from mojolearn.pipeline import Pipeline
 from mojolearn.session import TransformerDecodeSession
 from mojolearn.state import TransformerState
@@ -17,7 +17,6 @@ from mojolearn.threads import run, workers
 from mojolearn.weights import admit_weights, infer_sizes
 
 NAME = "TransformerBlock"
-LARGEST_ANGLE = 2.0**30  # radians; beyond it the cosine of a float32 angle is not computed exactly
 
 
 class TransformerBlock:
@@ -83,9 +82,10 @@ class TransformerBlock:
     """
 
     def __init__(self, weights, *, n_heads, n_kv_heads=None, head_dim=None, window=0, rope_theta=10000.0,
-                 rope_scaling=None, rope_dim=None, max_positions=None, qkv_bias=False, o_bias=False, norm="rmsnorm",
-                 norm_eps=1e-6, norm_bias=False, mlp="swiglu", mlp_bias=False, qk_norm=False, attn_softcap=None,
-                 attn_scale=None, weight_format="float32"):  # fmt: skip
+                 rope_scaling=None, rope_dim=None, rope_interleaved=False, max_positions=None, qkv_bias=False,
+                 o_bias=False, qkv_clip=None, norm="rmsnorm", norm_eps=1e-6, norm_bias=False, norm_placement="pre",
+                 residual="sequential", residual_multiplier=1.0, mlp="swiglu", mlp_bias=False, qk_norm=False,
+                 qk_norm_bias=False, attn_softcap=None, attn_scale=None, weight_format="float32"):  # fmt: skip
         given = {name: value for name, value in locals().items() if name not in ("self", "weights")}
         d_model, intermediate_size = infer_sizes(weights)
         options = BlockOptions(d_model=d_model, intermediate_size=intermediate_size, **given)
@@ -93,7 +93,7 @@ class TransformerBlock:
         set_once = partial(object.__setattr__, self)
         set_once("options", options)
         set_once("_pipeline", Pipeline(w, options))
-        set_once("_positions", min(MOST_POSITIONS, int(LARGEST_ANGLE / self._pipeline.highest_frequency)))
+        set_once("_positions", self._pipeline.exact_positions)
 
     def __getattr__(self, name):
         # Every option reads as an attribute of the block. Only called for names that are not found otherwise.

@@ -7,15 +7,10 @@ import threading
 
 import numpy as np
 
-from mojolearn.kernels.linear import (
-    ACTIVATIONS,
-    NO_ACTIVATION,
-    PANEL,
-    linear_parallel,
-    linear_serial,
-    scratch_size,
-)
+from mojolearn.kernels.activation import ACTIVATIONS, NO_ACTIVATION
+from mojolearn.kernels.linear import PANEL, linear_parallel, linear_serial, scratch_size
 from mojolearn.kernels.norm import norm_parallel, norm_serial
+from mojolearn.options import LAYER_NORMS, OFFSET_NORMS
 from mojolearn.threads import run, workers
 
 NOTHING = np.empty(0, np.float32)  # stands for "no bias", "no residual", "no cache"
@@ -99,7 +94,7 @@ class Linear:
         Added to the finished sums.
     gate, gate_bias : ndarray, optional
         With a gate the result is ``activation(x @ gate.T + gate_bias) * (x @ weight.T + bias)``.
-    activation : {None, "silu", "gelu_erf", "gelu_tanh"}
+    activation : {None, "silu", "gelu_erf", "gelu_tanh", "relu", "relu2"}
         Applied to the gate, or to the result where there is none.
     place : callable, optional
         ``place(size, dtype)`` gives the memory for the packed weights, see `Arena`.
@@ -226,12 +221,12 @@ class Norm:
 
     Parameters
     ----------
-    kind : {"rmsnorm", "layernorm", "rmsnorm_offset"}
-        The last scales by 1 + weight.
+    kind : {"rmsnorm", "layernorm", "rmsnorm_offset", "layernorm_offset"}
+        The last two scale by 1 + weight.
     weight : ndarray of float32, shape (d,)
         Gain.
     bias : ndarray of float32, shape (d,), optional
-        With "layernorm" only.
+        With the two kinds of layer norm only.
     eps : float
         Added to the mean square, or to the variance.
 
@@ -244,9 +239,9 @@ class Norm:
     def __init__(self, kind, weight, bias=None, eps=1e-6):
         self.kind, self.weight, self.bias = kind, weight, bias
         self.eps = np.float32(eps)
-        self.layer = kind == "layernorm"
+        self.layer = kind in LAYER_NORMS
         # np.ascontiguousarray: kernels take one type of array; the sum 1 + weight is rounded once.
-        self.gain = np.ascontiguousarray(np.float32(1) + weight if kind == "rmsnorm_offset" else weight)
+        self.gain = np.ascontiguousarray(np.float32(1) + weight if kind in OFFSET_NORMS else weight)
         self._bias = NOTHING if bias is None else np.ascontiguousarray(bias)
 
     @property

@@ -36,7 +36,8 @@ def warmup(target="float32"):
     """
     weight_format = getattr(target, "weight_format", target)
     admit_choice(weight_format, "target", "warmup", WEIGHT_FORMATS)
-    options = {"n_heads": 1, "weight_format": weight_format}
+    # A factor takes the addition to the residual through a kernel of its own.
+    options = {"n_heads": 1, "weight_format": weight_format, "residual_multiplier": 0.5}
     shapes = BlockOptions(d_model=2, intermediate_size=2, **options).weight_shapes()
     weights = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
     weights = {name: narrow(w, weight_format) if w.ndim == 2 else w for name, w in weights.items()}

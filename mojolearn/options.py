@@ -8,50 +8,28 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
+from mojolearn import tensors
 from mojolearn.rope import admit_rope_scaling
-from mojolearn.scalars import admit_choice, admit_integer, admit_positive, admit_switch, did_you_mean
+from mojolearn.scalars import (
+    admit_choice,
+    admit_integer,
+    admit_positive,
+    admit_switch,
+    admit_switch_or_choice,
+    did_you_mean,
+)
 
 OWNER = "TransformerBlock"
 MOST_POSITIONS = 2**24  # float32 holds every integer up to here
-NORMS = ("rmsnorm", "layernorm", "rmsnorm_offset")
+NORMS = ("rmsnorm", "layernorm", "rmsnorm_offset", "layernorm_offset")
+LAYER_NORMS, OFFSET_NORMS = ("layernorm", "layernorm_offset"), ("rmsnorm_offset", "layernorm_offset")
+PLACEMENTS = ("pre", "post", "both")
+RESIDUALS = ("sequential", "parallel", "parallel_shared")
+QK_NORMS = ("full", "layernorm")
 WEIGHT_FORMATS = ("float32", "bfloat16", "float16")
 GATED_MLPS = {"swiglu": "silu", "geglu": "gelu_erf", "geglu_tanh": "gelu_tanh"}
-PLAIN_MLPS = {"gelu": "gelu_erf", "gelu_tanh": "gelu_tanh"}
+PLAIN_MLPS = {"gelu": "gelu_erf", "gelu_tanh": "gelu_tanh", "relu": "relu", "relu2": "relu2"}
 ACTIVATIONS = GATED_MLPS | PLAIN_MLPS
-
-# Every weight of a block in the order of the computation: its name, the sizes of its shape, and the switches
-# that must all be on for it to be there ("gated" follows from mlp, the others are options).
-TENSORS = (
-    ("input_layernorm.weight", ("d_model",), ()),
-    ("input_layernorm.bias", ("d_model",), ("norm_bias",)),
-    ("q_proj.weight", ("n_heads*head_dim", "d_model"), ()),
-    ("q_proj.bias", ("n_heads*head_dim",), ("qkv_bias",)),
-    ("k_proj.weight", ("n_kv_heads*head_dim", "d_model"), ()),
-    ("k_proj.bias", ("n_kv_heads*head_dim",), ("qkv_bias",)),
-    ("v_proj.weight", ("n_kv_heads*head_dim", "d_model"), ()),
-    ("v_proj.bias", ("n_kv_heads*head_dim",), ("qkv_bias",)),
-    ("q_norm.weight", ("head_dim",), ("qk_norm",)),
-    ("k_norm.weight", ("head_dim",), ("qk_norm",)),
-    ("o_proj.weight", ("d_model", "n_heads*head_dim"), ()),
-    ("o_proj.bias", ("d_model",), ("o_bias",)),
-    ("post_attention_layernorm.weight", ("d_model",), ()),
-    ("post_attention_layernorm.bias", ("d_model",), ("norm_bias",)),
-    ("gate_proj.weight", ("intermediate_size", "d_model"), ("gated",)),
-    ("gate_proj.bias", ("intermediate_size",), ("gated", "mlp_bias")),
-    ("up_proj.weight", ("intermediate_size", "d_model"), ()),
-    ("up_proj.bias", ("intermediate_size",), ("mlp_bias",)),
-    ("down_proj.weight", ("d_model", "intermediate_size"), ()),
-    ("down_proj.bias", ("d_model",), ("mlp_bias",)),
-)
-
-# Where the sizes come from, for messages.
-ORIGINS = {
-    "d_model": "d_model={o.d_model} is the length of input_layernorm.weight",
-    "intermediate_size": "intermediate_size={o.intermediate_size} is the number of rows of up_proj.weight",
-    "n_heads*head_dim": "n_heads={o.n_heads}, head_dim={o.head_dim}",
-    "n_kv_heads*head_dim": "n_kv_heads={o.n_kv_heads}, head_dim={o.head_dim}",
-    "head_dim": "head_dim={o.head_dim}",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,22 +48,36 @@ class BlockOptions:
     rope_theta : float, default 10000.0
         Base of the rotation frequencies.
     rope_dim : int, optional
-        How many columns of a head are rotated: even, at most ``head_dim`` (None: all).
+        How many leading columns of a head are rotated: even, at most ``head_dim`` (None: all). 0 rotates nothing, and
+        the other options of the rotation then have no effect.
+    rope_interleaved : bool, default False
+        Rotate the columns 2 i and 2 i + 1 together instead of i and i + ``rope_dim`` / 2.
     rope_scaling : dict, optional
-        ``{"type": "linear", "factor": ...}`` or ``{"type": "llama3", "factor": ..., "low_freq_factor": ...,
-        "high_freq_factor": ..., "original_max_position_embeddings": ...}``; "rope_type" may stand for "type".
+        Slower rotations for long contexts: a "type" and its numbers, see `mojolearn.rope.admit_rope_scaling`.
     max_positions : int, optional
         Positions must stay below it; at most 2**24.
     qkv_bias, o_bias, norm_bias, mlp_bias : bool, default False
-        Which parts add a bias; ``norm_bias`` goes with ``norm="layernorm"`` only.
-    norm : {"rmsnorm", "layernorm", "rmsnorm_offset"}
-        The last scales by 1 + weight.
+        Which parts add a bias; ``norm_bias`` goes with the two kinds of layer norm only.
+    qkv_clip : float, optional
+        q, k and v are limited to [-qkv_clip, qkv_clip] after projection and bias.
+    norm : {"rmsnorm", "layernorm", "rmsnorm_offset", "layernorm_offset"}
+        The last two scale by 1 + weight.
     norm_eps : float, default 1e-6
         Added to the mean square before the root.
-    mlp : {"swiglu", "geglu", "geglu_tanh", "gelu", "gelu_tanh"}
-        The first three have a gate.
-    qk_norm : bool, default False
-        Normalise each head of q and k, before the rotation.
+    norm_placement : {"pre", "post", "both"}
+        Norms at the inputs of attention and MLP, at their outputs before the residual is added, or at both.
+    residual : {"sequential", "parallel", "parallel_shared"}
+        Whether the MLP follows attention or works beside it, on the block's own input: behind a norm of its own or
+        behind the one of attention. The parallel forms go with ``norm_placement="pre"`` only.
+    residual_multiplier : float, default 1.0
+        Factor of what attention and MLP add to the residual.
+    mlp : {"swiglu", "geglu", "geglu_tanh", "gelu", "gelu_tanh", "relu", "relu2"}
+        The first three have a gate; "relu2" is the square of "relu".
+    qk_norm : {False, True, "full", "layernorm"}
+        Normalise q and k before the rotation: each head by its root mean square (one weight for all heads), the whole
+        width by its root mean square, or each head as in LayerNorm (a weight for every head and column).
+    qk_norm_bias : bool, default False
+        Add a bias after it; with ``qk_norm="layernorm"`` only.
     attn_softcap, attn_scale : float, optional
         Ceiling of the scores; factor of the scores (None: 1 / sqrt(head_dim)).
     weight_format : {"float32", "bfloat16", "float16"}
@@ -101,7 +93,8 @@ class BlockOptions:
     Notes
     -----
     Float options keep the value given; the arithmetic uses it rounded once to float32. The options that may
-    be None are resolved, except ``rope_scaling``, ``max_positions``, ``attn_softcap`` and ``attn_scale``.
+    be None are resolved, except ``rope_scaling``, ``max_positions``, ``qkv_clip``, ``attn_softcap`` and
+    ``attn_scale``.
 
     Examples
     --------
@@ -120,16 +113,22 @@ class BlockOptions:
     window: int = 0
     rope_theta: float = 10000.0
     rope_dim: int | None = None
+    rope_interleaved: bool = False
     rope_scaling: dict | None = field(default=None, hash=False)
     max_positions: int | None = None
     qkv_bias: bool = False
     o_bias: bool = False
+    qkv_clip: float | None = None
     norm: str = "rmsnorm"
     norm_eps: float = 1e-6
     norm_bias: bool = False
+    norm_placement: str = "pre"
+    residual: str = "sequential"
+    residual_multiplier: float = 1.0
     mlp: str = "swiglu"
     mlp_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: bool | str = False
+    qk_norm_bias: bool = False
     attn_softcap: float | None = None
     attn_scale: float | None = None
     weight_format: str = "float32"
@@ -170,18 +169,22 @@ class BlockOptions:
 
         for name in ("d_model", "intermediate_size", "n_heads"):
             check(name, admit_integer, 1)
-        for name in ("n_kv_heads", "head_dim", "rope_dim"):
+        for name in ("n_kv_heads", "head_dim"):
             check(name, admit_integer, 1, optional=True)
+        check("rope_dim", admit_integer, 0, optional=True)
         check("window", admit_integer, 0)
         check("max_positions", admit_integer, 1, MOST_POSITIONS, optional=True)
-        for name in ("rope_theta", "norm_eps"):
+        for name in ("rope_theta", "norm_eps", "residual_multiplier"):
             check(name, admit_positive)
-        for name in ("attn_softcap", "attn_scale"):
+        for name in ("qkv_clip", "attn_softcap", "attn_scale"):
             check(name, admit_positive, optional=True)
-        for name in ("qkv_bias", "o_bias", "norm_bias", "mlp_bias", "qk_norm"):
+        for name in ("rope_interleaved", "qkv_bias", "o_bias", "norm_bias", "mlp_bias", "qk_norm_bias"):
             check(name, admit_switch)
+        check("qk_norm", admit_switch_or_choice, QK_NORMS)
         for name, choices in (
             ("norm", NORMS),
+            ("norm_placement", PLACEMENTS),
+            ("residual", RESIDUALS),
             ("mlp", tuple(ACTIVATIONS)),
             ("weight_format", WEIGHT_FORMATS),
         ):
@@ -211,9 +214,19 @@ class BlockOptions:
             raise ValueError(
                 f"{OWNER}: rope_dim must be even and at most head_dim={self.head_dim}, not {self.rope_dim}"
             )
-        if self.norm_bias and self.norm != "layernorm":
+        if self.norm_bias and self.norm not in LAYER_NORMS:
             raise ValueError(
-                f"{OWNER}: norm_bias=True goes with norm='layernorm' only, not with norm={self.norm!r}"
+                f"{OWNER}: norm_bias=True goes with norm='layernorm' or 'layernorm_offset' only, not with "
+                f"norm={self.norm!r}"
+            )
+        if self.qk_norm_bias and self.qk_norm != "layernorm":
+            raise ValueError(
+                f"{OWNER}: qk_norm_bias=True goes with qk_norm='layernorm' only, not with qk_norm={self.qk_norm!r}"
+            )
+        if self.residual != "sequential" and self.norm_placement != "pre":
+            raise ValueError(
+                f"{OWNER}: residual={self.residual!r} goes with norm_placement='pre' only, not with "
+                f"norm_placement={self.norm_placement!r}"
             )
 
     @property
@@ -223,8 +236,45 @@ class BlockOptions:
 
     @property
     def activation(self):
-        """Activation of the MLP: "silu", "gelu_erf" or "gelu_tanh"."""
+        """Activation of the MLP: "silu", "gelu_erf", "gelu_tanh", "relu" or "relu2"."""
         return ACTIVATIONS[self.mlp]
+
+    @property
+    def offset(self):
+        """Whether the norms, those of q and k among them, scale by 1 + weight."""
+        return self.norm in OFFSET_NORMS
+
+    @property
+    def input_norms(self):
+        """Whether attention and MLP have norms at their inputs."""
+        return self.norm_placement != "post"
+
+    @property
+    def output_norms(self):
+        """Whether attention and MLP have norms at their outputs."""
+        return self.norm_placement != "pre"
+
+    @property
+    def second_norm(self):
+        """Whether the MLP has an input of its own, and so a norm, where there are norms at the inputs."""
+        return self.residual != "parallel_shared"
+
+    @property
+    def qk_norm_kind(self):
+        """Kind of the norm of q and k, one of `NORMS`."""
+        return ("layernorm" if self.qk_norm == "layernorm" else "rmsnorm") + (
+            "_offset" if self.offset else ""
+        )
+
+    @property
+    def qk_norm_shared(self):
+        """Whether one weight of qk-norm serves all heads."""
+        return self.qk_norm is True
+
+    @property
+    def qk_norm_wide(self):
+        """Whether the weights of qk-norm have the whole width of q and of k."""
+        return self.qk_norm in QK_NORMS
 
     @property
     def group(self):
@@ -270,11 +320,7 @@ class BlockOptions:
             Matrices in torch layout, ``(out, in)``. The names come without the prefixes of a whole model: a
             checkpoint's ``model.layers.0.self_attn.q_proj.weight`` is ``q_proj.weight`` here.
         """
-        return {
-            name: tuple(self._size(size) for size in sizes)
-            for name, sizes, switches in TENSORS
-            if all(getattr(self, switch) for switch in switches)
-        }
+        return tensors.weight_shapes(self)
 
     def explain_shape(self, name):
         """Say which shape the weight `name` must have, and where its sizes come from.
@@ -289,11 +335,7 @@ class BlockOptions:
         str
             For example "(n_heads*head_dim, d_model) = (32, 20), where n_heads=4, head_dim=8 and ...".
         """
-        sizes = next(sizes for tensor, sizes, _ in TENSORS if tensor == name)
-        comma = "," if len(sizes) == 1 else ""
-        shape = tuple(self._size(size) for size in sizes)
-        origins = [ORIGINS[size].format(o=self) for size in sizes]
-        return f"({', '.join(sizes)}{comma}) = {shape}, where {' and '.join(origins)}"
+        return tensors.explain_shape(self, name)
 
     def why_not(self, name):
         """Say which option keeps the weight `name` out, for example "qkv_bias=False".
@@ -308,12 +350,4 @@ class BlockOptions:
         str or None
             None for names that these options require and for names that no block has.
         """
-        for tensor, _, switches in TENSORS:
-            off = [switch for switch in switches if not getattr(self, switch)]
-            if tensor == name and off:
-                return f"mlp={self.mlp!r}, which has no gate" if off[0] == "gated" else f"{off[0]}=False"
-        return None
-
-    def _size(self, name):
-        factors = [getattr(self, factor) for factor in name.split("*")]
-        return factors[0] if len(factors) == 1 else factors[0] * factors[1]
+        return tensors.why_not(self, name)

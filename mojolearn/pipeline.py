@@ -7,12 +7,18 @@ import numpy as np
 
 from mojolearn.kernels import attention, decode, rotary, step
 from mojolearn.kernels.addresses import place_of
+from mojolearn.kernels.residual import add_scaled
 from mojolearn.layers import NOTHING, Arena, Linear, Norm, packed_nbytes, scratch
+from mojolearn.options import LAYER_NORMS, MOST_POSITIONS
 from mojolearn.rope import inverse_frequencies
 from mojolearn.threads import run, workers
 
+LARGEST_ANGLE = 2.0**30  # radians; beyond it the cosine of a float32 angle is not computed exactly
 PADDING = 16  # frequencies are padded to a whole number of registers, whatever their width
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+NORMS = (
+    "input_layernorm", "attention_output_norm", "post_attention_layernorm", "mlp_output_norm", "q_norm", "k_norm",
+)  # fmt: skip
 
 
 class Pipeline:
@@ -31,12 +37,12 @@ class Pipeline:
             parts = [w[f"{name}.bias"] for name in names if f"{name}.bias" in w]
             return np.concatenate(parts) if parts else None
 
-        def norm(name, kind=options.norm):
+        def norm(name):
+            kind = options.qk_norm_kind if name in ("q_norm", "k_norm") else options.norm
             return Norm(kind, w[f"{name}.weight"], bias(name), options.norm_eps)
 
         self.options = options
-        self.input_norm = norm("input_layernorm")
-        self.post_norm = norm("post_attention_layernorm")
+        self.norms = {name: norm(name) for name in NORMS if f"{name}.weight" in w}
         qkv = np.concatenate([w[f"{name}.weight"] for name in PROJECTIONS])
         matrices = (qkv, w["o_proj.weight"], w["up_proj.weight"], w["down_proj.weight"])
         room = sum(packed_nbytes(*m.shape, m.itemsize) for m in matrices)
@@ -50,18 +56,14 @@ class Pipeline:
             w["up_proj.weight"], bias("up_proj"), activation=options.activation, **gate, place=arena
         )
         self.down = Linear(w["down_proj.weight"], bias("down_proj"), place=arena)
-        self.q_norm = self.k_norm = None
-        self.qk_gains = (NOTHING, NOTHING)
-        if options.qk_norm:
-            kind = "rmsnorm_offset" if options.norm == "rmsnorm_offset" else "rmsnorm"
-            self.q_norm, self.k_norm = norm("q_norm", kind), norm("k_norm", kind)
-            self.qk_gains = (self.q_norm.gain, self.k_norm.gain)
+        self.eps, self.multiplier = np.float32(options.norm_eps), np.float32(options.residual_multiplier)
         self.scale, self.softcap = options.scale, np.float32(options.attn_softcap or 0)
+        self.bound = np.float32(options.qkv_clip or 0)
+        self.amplitude = np.float32(1)
         frequencies = inverse_frequencies(options)
-        self.highest_frequency = float(frequencies.max())
+        self.exact_positions = int(min(MOST_POSITIONS, LARGEST_ANGLE / float(max(frequencies, default=1))))
         self.frequencies = np.zeros(-(-frequencies.size // PADDING) * PADDING, np.float32)
         self.frequencies[: frequencies.size] = frequencies
-
         self.work_of_step = self.nbytes // qkv.itemsize
 
     @property
@@ -91,15 +93,35 @@ class Pipeline:
             What a cache would hold of these tokens: for each row (KV, length, HD).
         """
         n = positions.size
-        qkv = self.qkv.flat(self.input_norm.flat(tokens, n), n)
+        h = self._normed("input_layernorm", tokens, n)
+        qkv = self.qkv.flat(h, n)
         new_k, new_v = self._arrange(qkv, starts, positions)
         context = attend(qkv, new_k, new_v)
-        residual = self.out.flat(context, n, tokens)
-        hidden = self.up.flat(self.post_norm.flat(residual, n), n)
-        return self.down.flat(hidden, n, residual), new_k, new_v
+        residual = self._added("attention_output_norm", self.out, context, n, tokens)
+        if self.options.second_norm:
+            source = residual if self.options.residual == "sequential" else tokens
+            h = self._normed("post_attention_layernorm", source, n)
+        hidden = self.up.flat(h, n)
+        return self._added("mlp_output_norm", self.down, hidden, n, residual), new_k, new_v
+
+    def _normed(self, name, x, n):
+        """The norm of this name of n rows; the rows themselves where the block has no such norm."""
+        return self.norms[name].flat(x, n) if name in self.norms else x
+
+    def _added(self, name, layer, x, n, residual):
+        """The residual plus a layer's product, behind the norm of this name and a factor where the block has them."""
+        if name not in self.norms and self.multiplier == 1:
+            return layer.flat(x, n, residual)
+        t = self._normed(name, layer.flat(x, n), n)
+        add_scaled(residual, self.multiplier, t, t)
+        return t
+
+    def _norm_arrays(self, name):
+        """What a kernel takes of the norm of this name: gain and bias, both empty where the block has none."""
+        return self.norms[name].arrays if name in self.norms else (NOTHING, NOTHING)
 
     def _arrange(self, qkv, starts, positions):
-        """Norm and turn queries (in place) and keys; returns new keys and values, laid out as in a cache."""
+        """Limit, norm and turn queries (in place) and keys; returns new keys and values, laid out as in a cache."""
         o = self.options
         new_k = np.empty(positions.size * o.kv_width, np.float32)
         new_v = np.empty(positions.size * o.kv_width, np.float32)
@@ -107,8 +129,9 @@ class Pipeline:
         n_workers = workers(work)
         run(
             rotary.arrange_serial, rotary.arrange_parallel, n_workers, work,
-            qkv, starts, positions, starts.size - 1, o.n_heads, o.n_kv_heads, o.head_dim, *self.qk_gains,
-            self.input_norm.eps, self.frequencies, o.rope_dim // 2, new_k, new_v,
+            qkv, starts, positions, starts.size - 1, o.n_heads, o.n_kv_heads, o.head_dim, self.bound,
+            o.qk_norm == "layernorm", *self._norm_arrays("q_norm"), *self._norm_arrays("k_norm"), self.eps,
+            self.frequencies, 0, o.rope_dim // 2, o.rope_interleaved, self.amplitude, new_k, new_v,
             scratch(n_workers * 2 * self.frequencies.size),
         )  # fmt: skip
         return new_k, new_v
@@ -143,16 +166,16 @@ class Pipeline:
         o = self.options
         for name in ("d_model", "n_heads", "n_kv_heads", "head_dim", "intermediate_size"):
             record[name] = getattr(o, name)
-        record["layer_norm"], record["eps"] = self.input_norm.layer, self.input_norm.eps
+        record["layer_norm"], record["eps"] = o.norm in LAYER_NORMS, self.eps
         record["activation"], record["half"] = self.up.activation, o.rope_dim // 2
-        record["scale"], record["softcap"] = self.scale, self.softcap
-        arrays = zip(
-            ("input_gain", "input_bias", "post_gain", "post_bias", "q_gain", "k_gain", "frequency"),
-            (*self.input_norm.arrays, *self.post_norm.arrays, *self.qk_gains, self.frequencies),
-            strict=True,
-        )
-        for name, array in arrays:
-            record[name] = place_of(array)
+        record["parallel"], record["interleaved"] = o.residual != "sequential", o.rope_interleaved
+        record["qk_layer"] = o.qk_norm == "layernorm"
+        for name in ("scale", "softcap", "bound", "amplitude", "multiplier"):
+            record[name] = getattr(self, name)
+        for name, place in zip(NORMS, ("input", "attention", "post", "mlp", "q", "k"), strict=True):
+            gain, bias = self._norm_arrays(name)
+            record[f"{place}_gain"], record[f"{place}_bias"] = place_of(gain), place_of(bias)
+        record["frequency"] = place_of(self.frequencies)
         for name, layer in (("qkv", self.qkv), ("out", self.out), ("up", self.up), ("down", self.down)):
             weights, panels, per_output, bias = layer.packed
             record[name] = (place_of(weights), panels, per_output, place_of(bias))
@@ -173,10 +196,6 @@ class Pipeline:
         o = self.options
         parts = [o.q_width, o.q_width + o.kv_width]
         given = {
-            "input_layernorm.weight": self.input_norm.weight,
-            "input_layernorm.bias": self.input_norm.bias,
-            "post_attention_layernorm.weight": self.post_norm.weight,
-            "post_attention_layernorm.bias": self.post_norm.bias,
             "o_proj.weight": self.out.matrix(),
             "o_proj.bias": self.out.vector(),
             "up_proj.weight": self.up.matrix(),
@@ -192,6 +211,6 @@ class Pipeline:
         if o.gated:
             given["gate_proj.weight"] = self.up.matrix(gate=True)
             given["gate_proj.bias"] = self.up.vector(gate=True)
-        if o.qk_norm:
-            given["q_norm.weight"], given["k_norm.weight"] = self.q_norm.weight, self.k_norm.weight
+        for name, norm in self.norms.items():
+            given[f"{name}.weight"], given[f"{name}.bias"] = norm.weight, norm.bias
         return {name: np.array(given[name]) for name in o.weight_shapes()}

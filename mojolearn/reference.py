@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from mojolearn.options import BlockOptions
+from mojolearn.options import LAYER_NORMS, BlockOptions
 from mojolearn.weights import admit_weights, infer_sizes, widen
 
 
@@ -78,12 +78,9 @@ def reference_block(x, weights, options, *, past=None, position=None, lengths=No
 
     # Attention.
     h = norm(x, w, "input_layernorm", o)
-    q = split_heads(linear(h, w, "q_proj"), o.n_heads)
-    k = split_heads(linear(h, w, "k_proj"), o.n_kv_heads)
-    v = split_heads(linear(h, w, "v_proj"), o.n_kv_heads)
-    if o.qk_norm:
-        q = rms_norm(q, gain(w["q_norm.weight"], o), o.norm_eps)
-        k = rms_norm(k, gain(w["k_norm.weight"], o), o.norm_eps)
+    q, k, v = (limit(linear(h, w, f"{name}_proj"), o) for name in "qkv")
+    q, k = qk_norm(q, w, "q_norm", o), qk_norm(k, w, "k_norm", o)
+    q, k, v = split_heads(q, o.n_heads), split_heads(k, o.n_kv_heads), split_heads(v, o.n_kv_heads)
     if position is None:
         position = 0 if past is None else past[0].shape[2]
     positions = position + np.arange(L)
@@ -91,14 +88,18 @@ def reference_block(x, weights, options, *, past=None, position=None, lengths=No
     if past is not None:
         k = np.concatenate([past[0], k], axis=2).astype(dtype)
         v = np.concatenate([past[1], v], axis=2).astype(dtype)
-    x = x + linear(merge_heads(attend(q, k, v, positions, o)), w, "o_proj")
+    mixed = linear(merge_heads(attend(q, k, v, positions, o)), w, "o_proj")
+    residual = x + o.residual_multiplier * norm(mixed, w, "attention_output_norm", o)
 
-    # MLP.
-    h = norm(x, w, "post_attention_layernorm", o)
+    # MLP: after attention, or beside it.
+    if o.residual == "sequential":
+        h = norm(residual, w, "post_attention_layernorm", o)
+    elif o.residual == "parallel":
+        h = norm(x, w, "post_attention_layernorm", o)
     up = linear(h, w, "up_proj")
     activation = ACTIVATIONS[o.activation]
     inner = activation(linear(h, w, "gate_proj")) * up if o.gated else activation(up)
-    y = x + linear(inner, w, "down_proj")
+    y = residual + o.residual_multiplier * norm(linear(inner, w, "down_proj"), w, "mlp_output_norm", o)
     return np.where(real[:, :, None], y, 0), k, v
 
 
@@ -109,22 +110,44 @@ def linear(x, w, name):
 
 
 def norm(x, w, name, o):
-    """Apply the norm that the options name; LayerNorm is RMSNorm of the centred values."""
-    if o.norm == "layernorm":
-        x = x - x.mean(axis=-1, keepdims=True)
-    y = rms_norm(x, gain(w[f"{name}.weight"], o), o.norm_eps)
-    return y + w[f"{name}.bias"] if o.norm_bias else y
+    """Apply the norm ``name``, if the block has it, of the kind that the options name."""
+    if f"{name}.weight" not in w:
+        return x
+    y = layer_norm(x, o) if o.norm in LAYER_NORMS else rms_norm(x, o)
+    return scale(y, w, name, o)
 
 
-def gain(weight, o):
-    """Return the factor of a norm: the weight, or 1 + weight in the offset form."""
-    return 1 + weight if o.norm == "rmsnorm_offset" else weight
+def layer_norm(x, o):
+    """Divide each vector by its standard deviation about the mean: RMSNorm of the centred values."""
+    return rms_norm(x - x.mean(axis=-1, keepdims=True), o)
 
 
-def rms_norm(x, gain, eps):
-    """Divide each vector by its root mean square, then scale each column."""
-    mean_square = (x * x).mean(axis=-1, keepdims=True)
-    return gain * x / np.sqrt(mean_square + eps)
+def rms_norm(x, o):
+    """Divide each vector by its root mean square."""
+    return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + o.norm_eps)
+
+
+def scale(x, w, name, o):
+    """Scale each column by the weight, or by 1 + weight in the offset forms, and add the bias if there is one."""
+    y = (1 + w[f"{name}.weight"] if o.offset else w[f"{name}.weight"]) * x
+    return y + w[f"{name}.bias"] if f"{name}.bias" in w else y
+
+
+def limit(x, o):
+    """Clip q, k or v if the options ask for it."""
+    return x if o.qkv_clip is None else np.clip(x, -o.qkv_clip, o.qkv_clip)
+
+
+def qk_norm(x, w, name, o):
+    """Normalise q or k, (B, L, heads * HD): every head, or all of the width as one."""
+    if not o.qk_norm:
+        return x
+    if o.qk_norm == "full":
+        return scale(rms_norm(x, o), w, name, o)
+    heads = x.reshape(*x.shape[:2], -1, o.head_dim)
+    if o.qk_norm == "layernorm":
+        return scale(layer_norm(heads, o).reshape(x.shape), w, name, o)
+    return scale(rms_norm(heads, o), w, name, o).reshape(x.shape)
 
 
 def split_heads(x, n_heads):
@@ -155,12 +178,20 @@ def frequencies(o):
 
 
 def rotate(u, positions, o):
-    """Rotate columns i and i + rope_dim / 2 of every head by the angle position * frequency i."""
+    """Rotate the pairs of columns of every head by the angle position * frequency i.
+
+    Pair i is made of the columns i and i + rope_dim / 2 or, interleaved, of 2 i and 2 i + 1.
+    """
     angle = positions[:, None] * frequencies(o)
     cos, sin = np.cos(angle).astype(u.dtype), np.sin(angle).astype(u.dtype)
     half = o.rope_dim // 2
-    a, b, rest = u[..., :half], u[..., half : o.rope_dim], u[..., o.rope_dim :]
-    return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
+    first, second = slice(0, half), slice(half, o.rope_dim)
+    if o.rope_interleaved:
+        first, second = slice(0, o.rope_dim, 2), slice(1, o.rope_dim, 2)
+    a, b = u[..., first], u[..., second]
+    turned = u.copy()
+    turned[..., first], turned[..., second] = a * cos - b * sin, b * cos + a * sin
+    return turned
 
 
 def attend(q, k, v, positions, o):
@@ -200,4 +231,14 @@ def gelu_tanh(x):
     return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-ACTIVATIONS = {"silu": silu, "gelu_erf": gelu_erf, "gelu_tanh": gelu_tanh}
+def relu(x):
+    """x where it is above 0, else 0."""
+    return np.maximum(x, 0)
+
+
+def relu2(x):
+    """The square of relu."""
+    return relu(x) ** 2
+
+
+ACTIVATIONS = {"silu": silu, "gelu_erf": gelu_erf, "gelu_tanh": gelu_tanh, "relu": relu, "relu2": relu2}

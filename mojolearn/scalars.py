@@ -137,3 +137,15 @@ def admit_choice(value, name, method, choices):
     if value not in choices:
         raise ValueError(f"{method}: {name} must be one of {allowed}, not {value!r}")
     return str(value)
+
+
+def admit_switch_or_choice(value, name, method, choices):
+    """Check a bool, or a str out of `choices`: ``TypeError`` for another kind, ``ValueError`` for another str."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    allowed = ", ".join(["False", "True", *map(repr, choices)])
+    if not isinstance(value, str):
+        raise TypeError(f"{method}: {name} must be one of {allowed}, not {shown(value)}")
+    if value not in choices:
+        raise ValueError(f"{method}: {name} must be one of {allowed}, not {value!r}")
+    return str(value)

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from mojolearn.buffers import FLOAT32, admit_array, dtype_in_words, first_nonfinite, first_where
-from mojolearn.options import TENSORS
 from mojolearn.scalars import admit_choice, did_you_mean, kind
+from mojolearn.tensors import TENSORS
 
 OWNER = "TransformerBlock"
-NAMES = tuple(name for name, _, _ in TENSORS)
+NAMES = tuple(dict.fromkeys(name for name, _, _ in TENSORS))
 SIZES = (("input_layernorm.weight", 1, "(d_model,)"), ("up_proj.weight", 2, "(intermediate_size, d_model)"))
 STORAGE = {"float32": FLOAT32, "bfloat16": np.dtype(np.uint16), "float16": np.dtype(np.float16)}
 
@@ -111,7 +111,8 @@ def infer_sizes(weights):
     Returns
     -------
     d_model, intermediate_size : int
-        The length of ``input_layernorm.weight`` and the number of rows of ``up_proj.weight``.
+        The length of ``input_layernorm.weight`` (in a block with norms at the outputs only: the number of columns of
+        ``up_proj.weight``), and the number of rows of ``up_proj.weight``.
 
     Raises
     ------
@@ -127,16 +128,18 @@ def infer_sizes(weights):
     """
     _check_mapping(weights)
     _check_prefixes(weights)
-    sizes = []
-    for name, rank, form in SIZES:
+    only_outputs = "attention_output_norm.weight" in weights and SIZES[0][0] not in weights
+    shapes = {}
+    for name, rank, form in SIZES[1:] if only_outputs else SIZES:
         if name not in weights:
             unknown = [key for key in weights if key not in NAMES]
             raise ValueError(f"{OWNER}: {'; '.join(_complaints([name], unknown, NAMES))}")
         shape = admit_array(weights[name], name, OWNER).shape
         if len(shape) != rank or 0 in shape:
             raise ValueError(f"{OWNER}: {name} has shape {shape}; wanted is {form}")
-        sizes.append(shape[0])
-    return tuple(sizes)
+        shapes[name] = shape
+    rows, columns = shapes["up_proj.weight"]
+    return shapes.get("input_layernorm.weight", (columns,))[0], rows
 
 
 def admit_weights(weights, options):

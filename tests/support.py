@@ -24,6 +24,7 @@ def weight_shapes(d_model, intermediate, options):
     q_width, k_width = n_heads * head_dim, (options.get("n_kv_heads") or n_heads) * head_dim
     gated = options.get("mlp", "swiglu") in GATED
 
+    # In this order: random weights are drawn one after the other.
     shapes = {
         "input_layernorm.weight": (d_model,),
         "q_proj.weight": (q_width, d_model),
@@ -46,9 +47,21 @@ def weight_shapes(d_model, intermediate, options):
             shapes["gate_proj.bias"] = (intermediate,)
     if options.get("norm_bias"):
         shapes |= {"input_layernorm.bias": (d_model,), "post_attention_layernorm.bias": (d_model,)}
-    if options.get("qk_norm"):
-        shapes |= {"q_norm.weight": (head_dim,), "k_norm.weight": (head_dim,)}
-    return shapes
+    qk_norm = options.get("qk_norm", False)
+    for name, width in (("q_norm", q_width), ("k_norm", k_width)):
+        if qk_norm:
+            shapes[f"{name}.weight"] = (head_dim,) if qk_norm is True else (width,)
+        if options.get("qk_norm_bias"):
+            shapes[f"{name}.bias"] = (width,)
+    placement = options.get("norm_placement", "pre")
+    if placement != "pre":
+        for name in ("attention_output_norm", "mlp_output_norm"):
+            shapes[f"{name}.weight"] = (d_model,)
+            if options.get("norm_bias"):
+                shapes[f"{name}.bias"] = (d_model,)
+    absent = ["input_layernorm", "post_attention_layernorm"] if placement == "post" else []
+    absent += ["post_attention_layernorm"] if options.get("residual") == "parallel_shared" else []
+    return {name: shape for name, shape in shapes.items() if name.split(".")[0] not in absent}
 
 
 def representable(weights, weight_format):
@@ -66,7 +79,7 @@ def make_weights(d_model=32, intermediate=48, seed=0, weight_format="float32", *
     weights = {}
     for name, shape in weight_shapes(d_model, intermediate, options).items():
         if name.endswith("norm.weight"):
-            centre = 0.0 if options.get("norm") == "rmsnorm_offset" else 1.0
+            centre = 0.0 if options.get("norm", "").endswith("offset") else 1.0
             weights[name] = np.float32(centre) + uniform(rng, shape, 0.25)
         elif name.endswith(".bias"):
             weights[name] = uniform(rng, shape, 0.25)

@@ -23,6 +23,16 @@ EACH_OPTION = [
     {"mlp": "geglu_tanh"}, {"mlp": "gelu"}, {"mlp": "gelu_tanh"}, {"mlp_bias": True},
     {"mlp": "gelu", "mlp_bias": True}, {"qk_norm": True}, {"qk_norm": True, "norm": "rmsnorm_offset"},
     {"attn_softcap": 0.5}, {"attn_scale": 0.7}, {"weight_format": "bfloat16"}, {"weight_format": "float16"},
+    {"norm": "layernorm_offset"}, {"norm": "layernorm_offset", "norm_bias": True}, {"norm_placement": "post"},
+    {"norm_placement": "both"}, {"norm_placement": "both", "norm": "layernorm", "norm_bias": True},
+    {"norm_placement": "post", "norm": "rmsnorm_offset"}, {"residual": "parallel"}, {"residual": "parallel_shared"},
+    {"residual": "parallel_shared", "norm": "layernorm", "norm_bias": True}, {"residual_multiplier": 0.22},
+    {"residual_multiplier": 1.7, "residual": "parallel"}, {"residual_multiplier": 0.4, "norm_placement": "both"},
+    {"qk_norm": "full"}, {"qk_norm": "full", "n_kv_heads": 2, "norm": "rmsnorm_offset"}, {"qk_norm": "layernorm"},
+    {"qk_norm": "layernorm", "n_kv_heads": 2}, {"qk_norm": "layernorm", "qk_norm_bias": True},
+    {"qk_norm": "layernorm", "norm": "layernorm_offset"}, {"rope_dim": 0}, {"rope_interleaved": True},
+    {"rope_interleaved": True, "rope_dim": 4}, {"mlp": "relu"}, {"mlp": "relu2"}, {"mlp": "relu2", "mlp_bias": True},
+    {"qkv_clip": 0.3}, {"qkv_clip": 0.3, "qk_norm": True, "qkv_bias": True},
 ]  # fmt: skip
 
 

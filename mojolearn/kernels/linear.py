@@ -18,9 +18,10 @@ import numpy as np
 from numba import prange
 
 from mojolearn._jit import LANES, helper, kernel, part, plain
+from mojolearn.kernels.activation import NO_ACTIVATION, activate
 from mojolearn.kernels.simd import broadcast, fma, get, load, prefetch, put, splat, store
 from mojolearn.kernels.sums import fold_after, fold_rest, leaf_length, levels_of
-from mojolearn.kernels.vmath import ZERO, gelu_erf, gelu_tanh, silu
+from mojolearn.kernels.vmath import ZERO
 
 PANEL = 2 * LANES  # output features side by side: two registers
 TILE_ROWS = 6  # rows of a tile; 6 x 2 accumulators, 2 weights and 1 input fill the 16 registers of AVX2
@@ -32,9 +33,6 @@ MANY_TILES = (
 )
 AHEAD = 32  # steps of k by which one row fetches its weights ahead; 0 reads a tenth slower, 16 and 64 some percent
 GROUP = 4  # panels that one single row walks through together: 8 chains hide the latency of fma
-
-NO_ACTIVATION, SILU, GELU_ERF, GELU_TANH = range(4)
-ACTIVATIONS = {"silu": SILU, "gelu_erf": GELU_ERF, "gelu_tanh": GELU_TANH}
 
 
 # --- one leaf ----------------------------------------------------------------------------------------------
@@ -113,15 +111,6 @@ def store_pair(target, at, first, second):
 
 
 # --- what happens to a finished sum ------------------------------------------------------------------------
-
-
-@helper
-def activate(activation, x):
-    if activation == SILU:
-        return silu(x)
-    if activation == GELU_ERF:
-        return gelu_erf(x)
-    return gelu_tanh(x)
 
 
 @part

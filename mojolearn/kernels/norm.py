@@ -79,13 +79,13 @@ def scale_row(x, at, gain, scale, out, out_at, d):
 
 
 @helper
-def centre_and_scale_row(x, at, mean, gain, scale, bias, out, out_at, d):
-    """out = gain * ((x - mean) * scale), then + bias."""
+def centre_and_scale_row(x, at, mean, gain, gain_at, scale, bias, out, d):
+    """out = gain * ((x - mean) * scale), then + bias; gain and bias from gain_at on, out where x is."""
     for j in range(d):
-        put(out, out_at + j, get(gain, j) * ((get(x, at + j) - mean) * scale))
+        put(out, at + j, get(gain, gain_at + j) * ((get(x, at + j) - mean) * scale))
     if bias.size > 0:
         for j in range(d):
-            put(out, out_at + j, get(out, out_at + j) + get(bias, j))
+            put(out, at + j, get(out, at + j) + get(bias, gain_at + j))
 
 
 @part
@@ -102,13 +102,17 @@ def rms_norm_four(x, r0, r1, r2, r3, gain, eps, out, o0, o1, o2, o3, d):
 
 
 @part
-def layer_norm_four(x, r0, r1, r2, r3, gain, bias, eps, out, d):
+def layer_norm_four(x, r0, r1, r2, r3, gain, gain_at, gain_step, bias, eps, out, d):
+    """LayerNorm of four rows; x and out may be the same memory. Row i takes gain and bias gain_step numbers further."""
     m0, m1, m2, m3 = means(x, r0, r1, r2, r3, d)
     s0, s1, s2, s3 = deviation_scales(x, r0, r1, r2, r3, m0, m1, m2, m3, d, eps)
-    centre_and_scale_row(x, r0, m0, gain, s0, bias, out, r0, d)
-    centre_and_scale_row(x, r1, m1, gain, s1, bias, out, r1, d)
-    centre_and_scale_row(x, r2, m2, gain, s2, bias, out, r2, d)
-    centre_and_scale_row(x, r3, m3, gain, s3, bias, out, r3, d)
+    centre_and_scale_row(x, r0, m0, gain, gain_at, s0, bias, out, d)
+    if r1 != r0:  # in place, a repeated row must not be scaled twice
+        centre_and_scale_row(x, r1, m1, gain, gain_at + gain_step, s1, bias, out, d)
+    if r2 != r1:
+        centre_and_scale_row(x, r2, m2, gain, gain_at + 2 * gain_step, s2, bias, out, d)
+    if r3 != r2:
+        centre_and_scale_row(x, r3, m3, gain, gain_at + 3 * gain_step, s3, bias, out, d)
 
 
 @part
@@ -122,7 +126,7 @@ def norm_share(index, n_workers, x, n_rows, d, layer, gain, bias, eps, out):
         r2 = min(r + 2, last) * d
         r3 = min(r + 3, last) * d
         if layer:
-            layer_norm_four(x, r0, r1, r2, r3, gain, bias, eps, out, d)
+            layer_norm_four(x, r0, r1, r2, r3, gain, np.int64(0), np.int64(0), bias, eps, out, d)
         else:
             rms_norm_four(x, r0, r1, r2, r3, gain, eps, out, r0, r1, r2, r3, d)
 

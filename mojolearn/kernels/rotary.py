@@ -1,20 +1,21 @@
-"""Between the projections and attention: qk-norm, rotary positions, and the new keys and values laid out.
+"""Between the projections and attention: limits, qk-norm, rotary positions, and the new keys and values laid out.
 
 One row of ``qkv`` holds a token's n_heads query heads, then its n_kv key heads and its n_kv value heads, HD
 numbers each. Queries are normed and turned in place; keys are normed, turned and, with the values, copied to
 ``new_k`` and ``new_v``, where the tokens of one (row, kv head) lie together as in a cache.
 
-RoPE turns the pair (u[i], u[i + half]) by the angle position * frequency[i] (Su et al. 2021, arXiv:2104.09864;
-numerics page, section 4). The angles are computed here for each token: a table would cost more to look after.
+RoPE turns the pair (u[i], u[i + half]), or interleaved (u[2 i], u[2 i + 1]), by the angle position * frequency[i]
+(Su et al. 2021, arXiv:2104.09864; numerics page, section 4). The angles are computed here for each token: a table
+would cost more to look after.
 """
 
 import numpy as np
 from numba import prange
 
 from mojolearn._jit import LANES, helper, kernel, part
-from mojolearn.kernels.norm import rms_norm_four
+from mojolearn.kernels.norm import layer_norm_four, rms_norm_four
 from mojolearn.kernels.simd import fma, get, load, put, splat, store
-from mojolearn.kernels.vmath import cos_sin
+from mojolearn.kernels.vmath import ZERO, cos_sin
 
 LARGE_ANGLE = np.float32(8192)  # from here on the float32 reduction of cos_sin is too coarse
 
@@ -72,19 +73,19 @@ def cos_sin_large(angle):
 
 
 @part
-def cos_sin_of_position(position, frequency, half, table, cos_at, sin_at):
-    """cos and sin of position * frequency[i] for i < half, into table; places are padded to whole registers."""
+def cos_sin_of_position(position, frequency, frequency_at, half, amplitude, table, cos_at, sin_at):
+    """amplitude * cos and sin of position * frequency[i] for i < half, into table, padded to whole registers."""
     p = np.float32(position)
     for i in range(0, half, LANES):
-        c, s = cos_sin(splat(p) * load(frequency, i))
-        store(table, cos_at + i, c)
-        store(table, sin_at + i, s)
+        c, s = cos_sin(splat(p) * load(frequency, frequency_at + i))
+        store(table, cos_at + i, c * splat(amplitude))
+        store(table, sin_at + i, s * splat(amplitude))
     for i in range(half):
-        angle = p * get(frequency, i)
+        angle = p * get(frequency, frequency_at + i)
         if angle >= LARGE_ANGLE:
             c, s = cos_sin_large(angle)
-            put(table, cos_at + i, c)
-            put(table, sin_at + i, s)
+            put(table, cos_at + i, c * amplitude)
+            put(table, sin_at + i, s * amplitude)
 
 
 @helper
@@ -100,15 +101,47 @@ def rotate(x, at, table, cos_at, sin_at, half):
 
 
 @helper
-def norm_heads(x, at, n, head_dim, gain, eps):
-    """RMSNorm of n heads that lie one after the other, in place, four side by side."""
-    last = at + (n - 1) * head_dim
-    for h in range(0, n, 4):
-        r0 = at + h * head_dim
-        r1 = min(r0 + head_dim, last)
-        r2 = min(r1 + head_dim, last)
-        r3 = min(r2 + head_dim, last)
-        rms_norm_four(x, r0, r1, r2, r3, gain, eps, x, r0, r1, r2, r3, head_dim)
+def rotate_interleaved(x, at, table, cos_at, sin_at, half):
+    """The same with neighbours as pairs."""
+    for i in range(half):
+        c = get(table, cos_at + i)
+        s = get(table, sin_at + i)
+        u = get(x, at + 2 * i)
+        v = get(x, at + 2 * i + 1)
+        put(x, at + 2 * i, u * c + (-v) * s)
+        put(x, at + 2 * i + 1, v * c + u * s)
+
+
+@part
+def norm_heads(x, at, n_heads, head_dim, layer, gain, bias, eps):
+    """Norm n heads that lie one after the other, in place, four vectors side by side.
+
+    layer: LayerNorm of each head, with its own part of gain and bias (n_heads * HD,). Otherwise RMSNorm of vectors as
+    long as the gain: heads, or all of them as one.
+    """
+    width = head_dim if layer else gain.size
+    n = n_heads * head_dim // width
+    last = at + (n - 1) * width
+    for i in range(0, n, 4):
+        r0 = at + i * width
+        r1 = min(r0 + width, last)
+        r2 = min(r1 + width, last)
+        r3 = min(r2 + width, last)
+        if layer:
+            layer_norm_four(x, r0, r1, r2, r3, gain, i * width, width, bias, eps, x, width)
+        else:
+            rms_norm_four(x, r0, r1, r2, r3, gain, eps, x, r0, r1, r2, r3, width)
+
+
+@helper
+def limit(x, at, n, bound):
+    """x into [-bound, bound]; a NaN stays one."""
+    for i in range(at, at + n):
+        value = get(x, i)
+        if value > bound:
+            put(x, i, bound)
+        elif value < -bound:
+            put(x, i, -bound)
 
 
 @helper
@@ -118,8 +151,9 @@ def copy(source, at, target, to, n):
 
 
 @part
-def arrange_share(index, n_workers, qkv, starts, positions, batch_size, n_heads, n_kv, head_dim, q_gain, k_gain, eps,
-                  frequency, half, new_k, new_v, table):  # fmt: skip
+def arrange_share(index, n_workers, qkv, starts, positions, batch_size, n_heads, n_kv, head_dim, bound, layer, q_gain,
+                  q_bias, k_gain, k_bias, eps, frequency, frequency_step, half, interleaved, amplitude, new_k, new_v,
+                  table):  # fmt: skip
     """Worker ``index`` takes every n_workers-th token."""
     width = (n_heads + 2 * n_kv) * head_dim
     padded = (half + LANES - 1) // LANES * LANES
@@ -131,12 +165,19 @@ def arrange_share(index, n_workers, qkv, starts, positions, batch_size, n_heads,
             q_at = t * width
             k_at = q_at + n_heads * head_dim
             v_at = k_at + n_kv * head_dim
+            if bound > ZERO:
+                limit(qkv, q_at, width, bound)
             if q_gain.size > 0:
-                norm_heads(qkv, q_at, n_heads, head_dim, q_gain, eps)
-                norm_heads(qkv, k_at, n_kv, head_dim, k_gain, eps)
-            cos_sin_of_position(positions[t], frequency, half, table, cos_at, sin_at)
+                norm_heads(qkv, q_at, n_heads, head_dim, layer, q_gain, q_bias, eps)
+                norm_heads(qkv, k_at, n_kv, head_dim, layer, k_gain, k_bias, eps)
+            cos_sin_of_position(
+                positions[t], frequency, b * frequency_step, half, amplitude, table, cos_at, sin_at
+            )
             for h in range(n_heads + n_kv):
-                rotate(qkv, q_at + h * head_dim, table, cos_at, sin_at, half)
+                if interleaved:
+                    rotate_interleaved(qkv, q_at + h * head_dim, table, cos_at, sin_at, half)
+                else:
+                    rotate(qkv, q_at + h * head_dim, table, cos_at, sin_at, half)
             for h in range(n_kv):
                 to = (starts[b] * n_kv + h * length + t - starts[b]) * head_dim
                 copy(qkv, k_at + h * head_dim, new_k, to, head_dim)
@@ -144,22 +185,27 @@ def arrange_share(index, n_workers, qkv, starts, positions, batch_size, n_heads,
 
 
 @kernel
-def arrange_serial(n_workers, qkv, starts, positions, batch_size, n_heads, n_kv, head_dim, q_gain, k_gain, eps,
-                   frequency, half, new_k, new_v, table):  # fmt: skip
+def arrange_serial(n_workers, qkv, starts, positions, batch_size, n_heads, n_kv, head_dim, bound, layer, q_gain,
+                   q_bias, k_gain, k_bias, eps, frequency, frequency_step, half, interleaved, amplitude, new_k, new_v,
+                   table):  # fmt: skip
     """All tokens on the calling thread: the twin of ``arrange_parallel``."""
-    arrange_share(np.int64(0), np.int64(1), qkv, starts, positions, batch_size, n_heads, n_kv, head_dim,
-                  q_gain, k_gain, eps, frequency, half, new_k, new_v, table)  # fmt: skip
+    arrange_share(np.int64(0), np.int64(1), qkv, starts, positions, batch_size, n_heads, n_kv, head_dim, bound, layer,
+                  q_gain, q_bias, k_gain, k_bias, eps, frequency, frequency_step, half, interleaved, amplitude,
+                  new_k, new_v, table)  # fmt: skip
 
 
 @kernel(parallel=True)
-def arrange_parallel(n_workers, qkv, starts, positions, batch_size, n_heads, n_kv, head_dim, q_gain, k_gain, eps,
-                     frequency, half, new_k, new_v, table):  # fmt: skip
-    """Norm and turn q and k, lay k and v out.
+def arrange_parallel(n_workers, qkv, starts, positions, batch_size, n_heads, n_kv, head_dim, bound, layer, q_gain,
+                     q_bias, k_gain, k_bias, eps, frequency, frequency_step, half, interleaved, amplitude, new_k,
+                     new_v, table):  # fmt: skip
+    """Limit, norm and turn q and k, lay k and v out.
 
     qkv: (tokens, n_heads + 2 n_kv, HD), its rows b from starts[b] to starts[b + 1]; positions: (tokens,);
-    q_gain, k_gain: (HD,), or empty without qk-norm; frequency: (half,) padded to whole registers;
+    bound: limit of q, k and v, 0 = none; layer: kind of qk-norm, see `norm_heads`; q_gain, k_gain: empty without it;
+    frequency: (half,) padded to whole registers, for row b from b * frequency_step on;
     new_k, new_v: for row b its (n_kv, length, HD) from starts[b] * n_kv * HD on.
     """
     for index in prange(n_workers):
-        arrange_share(np.int64(index), n_workers, qkv, starts, positions, batch_size, n_heads, n_kv, head_dim,
-                      q_gain, k_gain, eps, frequency, half, new_k, new_v, table)  # fmt: skip
+        arrange_share(np.int64(index), n_workers, qkv, starts, positions, batch_size, n_heads, n_kv, head_dim, bound,
+                      layer, q_gain, q_bias, k_gain, k_bias, eps, frequency, frequency_step, half, interleaved,
+                      amplitude, new_k, new_v, table)  # fmt: skip

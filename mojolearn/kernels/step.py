@@ -11,13 +11,16 @@ A kernel takes its layers as an array of records, ``LAYER``: sizes, options and 
 import numpy as np
 
 from mojolearn._jit import kernel, part
+from mojolearn.kernels.activation import NO_ACTIVATION
 from mojolearn.kernels.addresses import PLACE, array_at
 from mojolearn.kernels.cache import all_finite
 from mojolearn.kernels.decode import decode
-from mojolearn.kernels.linear import NO_ACTIVATION, linear
+from mojolearn.kernels.linear import linear
 from mojolearn.kernels.norm import norm_serial
+from mojolearn.kernels.residual import add_scaled
 from mojolearn.kernels.resident import put_key, put_value
 from mojolearn.kernels.rotary import arrange_serial
+from mojolearn.kernels.vmath import ONE
 
 FINE = -1  # what `step` returns when nothing overflows
 
@@ -34,16 +37,29 @@ LAYER = np.dtype(
         ("intermediate_size", np.int64),
         ("layer_norm", np.int64),  # 1: LayerNorm, 0: RMSNorm
         ("activation", np.int64),
+        ("parallel", np.int64),  # 1: the MLP works on the block's input
+        ("qk_layer", np.int64),  # 1: LayerNorm of the heads of q and k
         ("half", np.int64),  # rotated pairs
+        ("interleaved", np.int64),  # 1: neighbours are pairs
+        ("amplitude", np.float32),  # of the rotation's cosines and sines
+        ("bound", np.float32),  # limit of q, k and v; 0: none
         ("eps", np.float32),
         ("scale", np.float32),
         ("softcap", np.float32),
+        ("multiplier", np.float32),  # of what is added to the residual
+        # gains and biases of norms; empty where there is none
         ("input_gain", PLACE),
         ("input_bias", PLACE),
+        ("attention_gain", PLACE),
+        ("attention_bias", PLACE),
         ("post_gain", PLACE),
         ("post_bias", PLACE),
+        ("mlp_gain", PLACE),
+        ("mlp_bias", PLACE),
         ("q_gain", PLACE),
+        ("q_bias", PLACE),
         ("k_gain", PLACE),
+        ("k_bias", PLACE),
         ("frequency", PLACE),
         ("qkv", MATRIX),
         ("out", MATRIX),
@@ -69,6 +85,25 @@ def product(n_workers, x, n_rows, k, matrix, n_out, activation, residual, out, s
 
 
 @part
+def norm(x, B, layer, gain, bias, out):
+    """out (B, d_model) = the norm of x with the gain and bias at these places; x and out may be the same memory."""
+    norm_serial(np.int64(1), x, B, layer["d_model"], layer["layer_norm"] == 1, array_at(gain, x), array_at(bias, x),
+                layer["eps"], out)  # fmt: skip
+
+
+@part
+def add_product(n_workers, x, B, k, matrix, layer, gain, bias, residual, out, scratch, scratch_size, kind):
+    """out (B, d_model) = residual + x (B, k) times a ``MATRIX``, behind a norm and a factor where the layer has them."""
+    plain_sum = gain["size"] == 0 and layer["multiplier"] == ONE
+    product(n_workers, x, B, k, matrix, layer["d_model"], np.int64(NO_ACTIVATION),
+            residual if plain_sum else residual[:0], out, scratch, scratch_size, kind)  # fmt: skip
+    if not plain_sum:
+        if gain["size"] > 0:
+            norm(out, B, layer, gain, bias, out)
+        add_scaled(residual, layer["multiplier"], out, out)
+
+
+@part
 def block_step(n_workers, layer, x, y, new_k, new_v, B, position, starts, positions, rows, scratch, scratch_size,
                kind):  # fmt: skip
     """y (B, d_model) = the block ``layer`` at one position for x (B, d_model), over its resident cache.
@@ -83,7 +118,7 @@ def block_step(n_workers, layer, x, y, new_k, new_v, B, position, starts, positi
         layer["n_kv_heads"],
         layer["head_dim"],
     )
-    intermediate, layer_norm, eps = layer["intermediate_size"], layer["layer_norm"] == 1, layer["eps"]
+    intermediate, parallel = layer["intermediate_size"], layer["parallel"] == 1
     q_width = n_heads * head_dim
     width = q_width + 2 * n_kv * head_dim
     h, rest = rows[: B * d_model], rows[B * d_model :]
@@ -92,24 +127,33 @@ def block_step(n_workers, layer, x, y, new_k, new_v, B, position, starts, positi
     residual, hidden = rest[: B * d_model], rest[B * d_model : B * (d_model + intermediate)]
     nothing = rows[:0]
 
-    norm_serial(np.int64(1), x, B, d_model, layer_norm, array_at(layer["input_gain"], x),
-                array_at(layer["input_bias"], x), eps, h)  # fmt: skip
-    product(n_workers, h, B, d_model, layer["qkv"], width, plain, nothing, qkv, scratch, scratch_size, kind)
-    arrange_serial(np.int64(1), qkv, starts, positions, B, n_heads, n_kv, head_dim, array_at(layer["q_gain"], x),
-                   array_at(layer["k_gain"], x), eps, array_at(layer["frequency"], x), layer["half"], new_k, new_v,
-                   scratch)  # fmt: skip
+    source = x
+    if layer["input_gain"]["size"] > 0:
+        norm(x, B, layer, layer["input_gain"], layer["input_bias"], h)
+        source = h
+    product(
+        n_workers, source, B, d_model, layer["qkv"], width, plain, nothing, qkv, scratch, scratch_size, kind
+    )
+    arrange_serial(np.int64(1), qkv, starts, positions, B, n_heads, n_kv, head_dim, layer["bound"],
+                   layer["qk_layer"] == 1, array_at(layer["q_gain"], x), array_at(layer["q_bias"], x),
+                   array_at(layer["k_gain"], x), array_at(layer["k_bias"], x), layer["eps"],
+                   array_at(layer["frequency"], x), np.int64(0), layer["half"], layer["interleaved"] == 1,
+                   layer["amplitude"], new_k, new_v, scratch)  # fmt: skip
     decode(n_workers, qkv, B, n_heads, n_kv, head_dim, array_at(layer["keys"], x), array_at(layer["values"], x),
            layer["slots"], layer["capacity"], position, layer["scale"], layer["softcap"], new_k, new_v, context,
            scratch, scratch_size)  # fmt: skip
-    product(
-        n_workers, context, B, q_width, layer["out"], d_model, plain, x, residual, scratch, scratch_size, kind
-    )
-    norm_serial(np.int64(1), residual, B, d_model, layer_norm, array_at(layer["post_gain"], x),
-                array_at(layer["post_bias"], x), eps, h)  # fmt: skip
-    product(n_workers, h, B, d_model, layer["up"], intermediate, layer["activation"], nothing, hidden, scratch,
+    add_product(n_workers, context, B, q_width, layer["out"], layer, layer["attention_gain"], layer["attention_bias"],
+                x, residual, scratch, scratch_size, kind)  # fmt: skip
+
+    if layer["post_gain"]["size"] > 0:
+        norm(x if parallel else residual, B, layer, layer["post_gain"], layer["post_bias"], h)
+        source = h
+    elif not parallel:  # otherwise attention and the MLP share their input
+        source = residual
+    product(n_workers, source, B, d_model, layer["up"], intermediate, layer["activation"], nothing, hidden, scratch,
             scratch_size, kind)  # fmt: skip
-    product(n_workers, hidden, B, intermediate, layer["down"], d_model, plain, residual, y, scratch, scratch_size,
-            kind)  # fmt: skip
+    add_product(n_workers, hidden, B, intermediate, layer["down"], layer, layer["mlp_gain"], layer["mlp_bias"],
+                residual, y, scratch, scratch_size, kind)  # fmt: skip
 
 
 @kernel

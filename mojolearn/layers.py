@@ -10,7 +10,8 @@ import numpy as np
 from mojolearn.kernels.activation import ACTIVATIONS, NO_ACTIVATION
 from mojolearn.kernels.linear import PANEL, linear_parallel, linear_serial, scratch_size
 from mojolearn.kernels.norm import norm_parallel, norm_serial
-from mojolearn.options import LAYER_NORMS, OFFSET_NORMS
+from mojolearn.options import OFFSET_NORMS
+from mojolearn.rules import LAYER_NORMS
 from mojolearn.threads import run, workers
 
 NOTHING = np.empty(0, np.float32)  # stands for "no bias", "no residual", "no cache"

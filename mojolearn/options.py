@@ -10,6 +10,7 @@ import numpy as np
 
 from mojolearn import tensors
 from mojolearn.rope import admit_rope_scaling
+from mojolearn.rules import OWNER, check_pairs
 from mojolearn.scalars import (
     admit_choice,
     admit_integer,
@@ -19,10 +20,9 @@ from mojolearn.scalars import (
     did_you_mean,
 )
 
-OWNER = "TransformerBlock"
 MOST_POSITIONS = 2**24  # float32 holds every integer up to here
 NORMS = ("rmsnorm", "layernorm", "rmsnorm_offset", "layernorm_offset")
-LAYER_NORMS, OFFSET_NORMS = ("layernorm", "layernorm_offset"), ("rmsnorm_offset", "layernorm_offset")
+OFFSET_NORMS = ("rmsnorm_offset", "layernorm_offset")
 PLACEMENTS = ("pre", "post", "both")
 RESIDUALS = ("sequential", "parallel", "parallel_shared")
 QK_NORMS = ("full", "layernorm")
@@ -214,20 +214,7 @@ class BlockOptions:
             raise ValueError(
                 f"{OWNER}: rope_dim must be even and at most head_dim={self.head_dim}, not {self.rope_dim}"
             )
-        if self.norm_bias and self.norm not in LAYER_NORMS:
-            raise ValueError(
-                f"{OWNER}: norm_bias=True goes with norm='layernorm' or 'layernorm_offset' only, not with "
-                f"norm={self.norm!r}"
-            )
-        if self.qk_norm_bias and self.qk_norm != "layernorm":
-            raise ValueError(
-                f"{OWNER}: qk_norm_bias=True goes with qk_norm='layernorm' only, not with qk_norm={self.qk_norm!r}"
-            )
-        if self.residual != "sequential" and self.norm_placement != "pre":
-            raise ValueError(
-                f"{OWNER}: residual={self.residual!r} goes with norm_placement='pre' only, not with "
-                f"norm_placement={self.norm_placement!r}"
-            )
+        check_pairs(self)
 
     @property
     def gated(self):
@@ -262,9 +249,8 @@ class BlockOptions:
     @property
     def qk_norm_kind(self):
         """Kind of the norm of q and k, one of `NORMS`."""
-        return ("layernorm" if self.qk_norm == "layernorm" else "rmsnorm") + (
-            "_offset" if self.offset else ""
-        )
+        kind = "layernorm" if self.qk_norm == "layernorm" else "rmsnorm"
+        return f"{kind}_offset" if self.offset else kind
 
     @property
     def qk_norm_shared(self):

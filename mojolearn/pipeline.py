@@ -9,8 +9,9 @@ from mojolearn.kernels import attention, decode, rotary, step
 from mojolearn.kernels.addresses import place_of
 from mojolearn.kernels.residual import add_scaled
 from mojolearn.layers import NOTHING, Arena, Linear, Norm, packed_nbytes, scratch
-from mojolearn.options import LAYER_NORMS, MOST_POSITIONS
+from mojolearn.options import MOST_POSITIONS
 from mojolearn.rope import inverse_frequencies
+from mojolearn.rules import LAYER_NORMS
 from mojolearn.threads import run, workers
 
 LARGEST_ANGLE = 2.0**30  # radians; beyond it the cosine of a float32 angle is not computed exactly

@@ -12,7 +12,8 @@ import math
 
 import numpy as np
 
-from mojolearn.options import LAYER_NORMS, BlockOptions
+from mojolearn.options import BlockOptions
+from mojolearn.rules import LAYER_NORMS
 from mojolearn.weights import admit_weights, infer_sizes, widen
 
 

@@ -19,7 +19,7 @@ MODELS = [name for name in FILES if name == "models" or name.startswith("models.
 OUTSIDE_MODELS = [name for name in FILES if name not in MODELS and name not in ("__init__", "__main__")]
 
 # These run, and can be read, without Numba.
-NO_NUMBA = ["options", "weights", "buffers", "rope", "float32", "reference"]
+NO_NUMBA = ["options", "rules", "tensors", "weights", "buffers", "rope", "float32", "reference"]
 NO_NUMBA += ["models.config", "models.checkpoint", "models.tokenizer", "models.sampling"]
 
 # What only models/ may know: model types, and names of checkpoint tensors and settings ("llama3" is a RoPE scaling).
@@ -98,11 +98,25 @@ BELOW = {
     "kernels.simd_numpy": {"_jit", "float32", "weights"},
     "kernels.vmath": {"_jit", "kernels.simd"},
     "kernels.sums": {"_jit", "kernels.simd"},
+    "kernels.linear": VECTOR_LAYER | {"kernels.activation"},
     "kernels.rotary": VECTOR_LAYER | {"kernels.norm"},
     "kernels.decode": VECTOR_LAYER | {"kernels.resident"},
-    "kernels.step": {"_jit"}
+    "kernels.step": {"_jit", "kernels.vmath"}
     | {
-        f"kernels.{name}" for name in ("addresses", "cache", "decode", "linear", "norm", "resident", "rotary")
+        f"kernels.{name}"
+        for name in (
+            *(
+                "activation",
+                "addresses",
+                "cache",
+                "decode",
+                "linear",
+                "norm",
+                "residual",
+                "resident",
+                "rotary",
+            ),
+        )
     },
 }
 

@@ -17,8 +17,8 @@ from mojolearn.kernels.cache import all_finite
 from mojolearn.kernels.decode import decode
 from mojolearn.kernels.linear import linear
 from mojolearn.kernels.norm import norm_serial
-from mojolearn.kernels.residual import add_scaled
 from mojolearn.kernels.resident import put_key, put_value
+from mojolearn.kernels.residual import add_scaled
 from mojolearn.kernels.rotary import arrange_serial
 from mojolearn.kernels.vmath import ONE
 
@@ -93,7 +93,7 @@ def norm(x, B, layer, gain, bias, out):
 
 @part
 def add_product(n_workers, x, B, k, matrix, layer, gain, bias, residual, out, scratch, scratch_size, kind):
-    """out (B, d_model) = residual + x (B, k) times a ``MATRIX``, behind a norm and a factor where the layer has them."""
+    """out (B, d_model) = residual + x (B, k) times a ``MATRIX``, behind a norm and a factor if the layer has them."""
     plain_sum = gain["size"] == 0 and layer["multiplier"] == ONE
     product(n_workers, x, B, k, matrix, layer["d_model"], np.int64(NO_ACTIVATION),
             residual if plain_sum else residual[:0], out, scratch, scratch_size, kind)  # fmt: skip

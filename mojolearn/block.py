@@ -5,14 +5,14 @@ from functools import partial
 import numpy as np
 
 from mojolearn.admission import admit_state, check_finite, check_overflow, check_positions, settle
-from mojolearn.buffers import admit_input, admit_integer, admit_lengths, first_nonfinite
+from mojolearn.buffers import admit_input, admit_lengths, first_nonfinite
 from mojolearn.claims import Claim
 from mojolearn.kernels.cache import commit_parallel, commit_serial
 from mojolearn.layers import NOTHING
 from mojolearn.options import BlockOptions
 from mojolearn.pipeline import Pipeline
 from mojolearn.session import TransformerDecodeSession
-from mojolearn.state import TransformerState
+from mojolearn.state import allocate
 from mojolearn.threads import run, workers
 from mojolearn.weights import admit_weights, infer_sizes
 
@@ -26,6 +26,8 @@ class TransformerBlock:
 
         h = norm(x);   r = x + o_proj(attention(rope(q_proj(h)), rope(k_proj(h)), v_proj(h)))
         h = norm(r);   y = r + down_proj(act(gate_proj(h)) * up_proj(h))
+
+    Options move the norms, set the MLP beside attention, and change each of the parts.
 
     Every output bit is fixed by the numerics page: it does not depend on threads, batch, chunks or processor.
 
@@ -42,16 +44,24 @@ class TransformerBlock:
         Width of a head, even (default: d_model / n_heads).
     window : int, default 0
         0 = every position sees all before it; W > 0: position p sees p - W + 1 to p.
-    rope_theta, rope_scaling, rope_dim, max_positions
-        Rotary positions: base, scaling ("linear" or "llama3"), rotated columns of a head, ceiling on positions.
-    qkv_bias, o_bias, norm_bias, mlp_bias, qk_norm : bool, default False
-        Parts that a block may have.
-    norm : {"rmsnorm", "layernorm", "rmsnorm_offset"}
-        Kind of the norms; ``norm_eps`` is added under the root.
-    norm_eps : float, default 1e-6
-        Added to the mean square.
-    mlp : {"swiglu", "geglu", "geglu_tanh", "gelu", "gelu_tanh"}
+    rope_theta, rope_scaling, rope_dim, rope_interleaved, max_positions
+        Rotary positions: base, scaling for long contexts, rotated columns of a head (0: none), which columns are pairs,
+        ceiling on positions. The scalings "dynamic" and "longrope" go by the length of the sequence: that of the row in
+        a call without a state, otherwise the ``max_tokens`` of the state.
+    qkv_bias, o_bias, norm_bias, mlp_bias : bool, default False
+        Biases that a block may have.
+    norm : {"rmsnorm", "layernorm", "rmsnorm_offset", "layernorm_offset"}
+        Kind of the norms; the last two scale by 1 + weight. ``norm_eps`` (1e-6) is added to the mean square.
+    norm_placement : {"pre", "post", "both"}
+        Norms at the inputs of attention and MLP, at their outputs, or at both.
+    residual : {"sequential", "parallel", "parallel_shared"}
+        MLP after attention, or beside it, behind its own norm or the same one; ``residual_multiplier`` (1.0) is the
+        factor of what both add.
+    mlp : {"swiglu", "geglu", "geglu_tanh", "gelu", "gelu_tanh", "relu", "relu2"}
         The first three are gated.
+    qk_norm : {False, True, "full", "layernorm"}
+        Norm of q and k, over each head, over the whole width, or as a LayerNorm of each head, which may have a bias
+        (``qk_norm_bias``). ``qkv_clip`` limits q, k and v before it.
     attn_softcap, attn_scale : float, optional
         Soft ceiling on the scores; factor of the scores (default: 1 / sqrt(head_dim)).
     weight_format : {"float32", "bfloat16", "float16"}
@@ -164,19 +174,7 @@ class TransformerBlock:
         --------
         ``state = block.allocate_state(batch_size=2, max_tokens=256)``
         """
-        method = f"{NAME}.allocate_state"
-        o = self.options
-        batch_size = admit_integer(batch_size, "batch_size", method, 1)
-        max_tokens = admit_integer(max_tokens, "max_tokens", method, 1)
-        size = batch_size * o.n_kv_heads * (o.window or max_tokens) * o.head_dim
-        try:
-            buffers = np.zeros(size, np.float32), np.zeros(size, np.float32)
-        except (MemoryError, ValueError, OverflowError):  # NumPy answers in either way, by the size
-            raise MemoryError(
-                f"{method}: batch_size={batch_size} and max_tokens={max_tokens} ask for two buffers of "
-                f"{4 * size} bytes each, which this machine does not have"
-            ) from None
-        return TransformerState(batch_size, o.n_kv_heads, o.head_dim, max_tokens, *buffers, 0, o.window)
+        return allocate(self.options, batch_size, max_tokens, f"{NAME}.allocate_state")
 
     def forward(self, x, state=None, *, lengths=None):
         """Process L tokens of each sequence.
@@ -293,7 +291,8 @@ class TransformerBlock:
         starts = np.arange(0, (B + 1) * L, L)
         positions = np.tile(np.arange(cached, cached + L), B)
         buffers = (NOTHING, NOTHING) if state is None else (state._k, state._v)
-        y, new_k, new_v = self._outputs(tokens, starts, positions, L, cached, buffers, method)
+        frequencies = self._pipeline.frequencies(L if state is None else state.max_tokens)
+        y, new_k, new_v = self._outputs(tokens, starts, positions, frequencies, L, cached, buffers, method)
         if state is None:
             return y, do_nothing
         work = (cached if o.window == 0 else L) * B * o.kv_width
@@ -302,7 +301,7 @@ class TransformerBlock:
             B * o.n_kv_heads, cached, L, o.head_dim, o.window, state._held,
         )  # fmt: skip
 
-    def _outputs(self, tokens, starts, positions, longest, cached, buffers, method):
+    def _outputs(self, tokens, starts, positions, frequencies, longest, cached, buffers, method):
         """Outputs, new keys and new values of packed tokens over a cache; refused unless all are finite."""
         k_cache, v_cache = buffers
         attend = partial(
@@ -313,7 +312,7 @@ class TransformerBlock:
             k_cache=k_cache,
             v_cache=v_cache,
         )
-        y, new_k, new_v = self._pipeline.run(tokens, starts, positions, attend)
+        y, new_k, new_v = self._pipeline.run(tokens, starts, positions, frequencies, attend)
         check_overflow(y, new_k, new_v, method)
         return y, new_k, new_v
 
@@ -332,7 +331,11 @@ class TransformerBlock:
         starts = np.concatenate([[0], np.cumsum(lengths)])
         positions = np.concatenate([np.arange(n) for n in lengths])
         longest = int(lengths.max())
-        y, _, _ = self._outputs(tokens.reshape(-1), starts, positions, longest, 0, (NOTHING, NOTHING), method)
+        frequencies = self._pipeline.frequencies(*lengths)
+        nothing = (NOTHING, NOTHING)
+        y, _, _ = self._outputs(
+            tokens.reshape(-1), starts, positions, frequencies, longest, 0, nothing, method
+        )
         out = np.zeros(x.shape, np.float32)
         out[real] = y.reshape(-1, x.shape[2])
         return out

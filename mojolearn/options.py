@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from mojolearn import tensors
-from mojolearn.rope import admit_rope_scaling
+from mojolearn.rope_scaling import admit_rope_scaling
 from mojolearn.rules import OWNER, check_pairs
 from mojolearn.scalars import (
     admit_choice,
@@ -53,7 +53,7 @@ class BlockOptions:
     rope_interleaved : bool, default False
         Rotate the columns 2 i and 2 i + 1 together instead of i and i + ``rope_dim`` / 2.
     rope_scaling : dict, optional
-        Slower rotations for long contexts: a "type" and its numbers, see `mojolearn.rope.admit_rope_scaling`.
+        Slower rotations for long contexts: a "type" and its numbers, see `mojolearn.rope_scaling.admit_rope_scaling`.
     max_positions : int, optional
         Positions must stay below it; at most 2**24.
     qkv_bias, o_bias, norm_bias, mlp_bias : bool, default False

@@ -3,6 +3,8 @@
 It reads a cache and gives new arrays; checking what comes in and writing a state is the block's business.
 """
 
+import functools
+
 import numpy as np
 
 from mojolearn.kernels import attention, decode, rotary, step
@@ -10,7 +12,7 @@ from mojolearn.kernels.addresses import place_of
 from mojolearn.kernels.residual import add_scaled
 from mojolearn.layers import NOTHING, Arena, Linear, Norm, packed_nbytes, scratch
 from mojolearn.options import MOST_POSITIONS
-from mojolearn.rope import inverse_frequencies
+from mojolearn.rope import attention_factor, chosen_length, inverse_frequencies
 from mojolearn.rules import LAYER_NORMS
 from mojolearn.threads import run, workers
 
@@ -20,6 +22,15 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 NORMS = (
     "input_layernorm", "attention_output_norm", "post_attention_layernorm", "mlp_output_norm", "q_norm", "k_norm",
 )  # fmt: skip
+
+
+@functools.lru_cache(64)
+def padded_frequencies(options, length):
+    """`inverse_frequencies` in an array for kernels, zeros up to a whole number of registers; not to be changed."""
+    frequencies = inverse_frequencies(options, length)
+    padded = np.zeros(-(-frequencies.size // PADDING) * PADDING, np.float32)
+    padded[: frequencies.size] = frequencies
+    return padded
 
 
 class Pipeline:
@@ -60,11 +71,16 @@ class Pipeline:
         self.eps, self.multiplier = np.float32(options.norm_eps), np.float32(options.residual_multiplier)
         self.scale, self.softcap = options.scale, np.float32(options.attn_softcap or 0)
         self.bound = np.float32(options.qkv_clip or 0)
-        self.amplitude = np.float32(1)
-        frequencies = inverse_frequencies(options)
-        self.exact_positions = int(min(MOST_POSITIONS, LARGEST_ANGLE / float(max(frequencies, default=1))))
-        self.frequencies = np.zeros(-(-frequencies.size // PADDING) * PADDING, np.float32)
-        self.frequencies[: frequencies.size] = frequencies
+        self.amplitude = attention_factor(options)
+        self.shared_frequencies = padded_frequencies(options, 0)
+        lengths = (
+            0,
+            chosen_length(options, MOST_POSITIONS),
+        )  # the longer the sequence, the slower "dynamic" turns
+        fastest = max(float(padded_frequencies(options, n).max(initial=0)) for n in lengths)
+        self.exact_positions = (
+            min(MOST_POSITIONS, int(LARGEST_ANGLE / fastest)) if fastest else MOST_POSITIONS
+        )
         self.work_of_step = self.nbytes // qkv.itemsize
 
     @property
@@ -72,7 +88,15 @@ class Pipeline:
         """Bytes of the packed weights."""
         return sum(layer.nbytes for layer in (self.qkv, self.out, self.up, self.down))
 
-    def run(self, tokens, starts, positions, attend):
+    def frequencies(self, *lengths):
+        """Rotation frequencies for rows of these lengths, and how far apart those of two rows lie (0: all the same)."""
+        chosen = [chosen_length(self.options, int(length)) for length in lengths]
+        if not any(chosen):
+            return self.shared_frequencies, 0
+        sets = [padded_frequencies(self.options, length) for length in chosen]
+        return (sets[0], 0) if len(set(chosen)) == 1 else (np.concatenate(sets), sets[0].size)
+
+    def run(self, tokens, starts, positions, frequencies, attend):
         """The block over packed tokens: norm, projections, attention, residual, norm, MLP, residual.
 
         Parameters
@@ -83,6 +107,8 @@ class Pipeline:
             Where the rows of the batch start.
         positions : ndarray of int64, shape (n,)
             Absolute positions of the tokens.
+        frequencies : tuple
+            What `frequencies` gives for the rows.
         attend : callable
             ``attend(qkv, new_k, new_v)`` gives the contexts: `attend` with the rest filled in.
 
@@ -96,7 +122,7 @@ class Pipeline:
         n = positions.size
         h = self._normed("input_layernorm", tokens, n)
         qkv = self.qkv.flat(h, n)
-        new_k, new_v = self._arrange(qkv, starts, positions)
+        new_k, new_v = self._arrange(qkv, starts, positions, frequencies)
         context = attend(qkv, new_k, new_v)
         residual = self._added("attention_output_norm", self.out, context, n, tokens)
         if self.options.second_norm:
@@ -121,7 +147,7 @@ class Pipeline:
         """What a kernel takes of the norm of this name: gain and bias, both empty where the block has none."""
         return self.norms[name].arrays if name in self.norms else (NOTHING, NOTHING)
 
-    def _arrange(self, qkv, starts, positions):
+    def _arrange(self, qkv, starts, positions, frequencies):
         """Limit, norm and turn queries (in place) and keys; returns new keys and values, laid out as in a cache."""
         o = self.options
         new_k = np.empty(positions.size * o.kv_width, np.float32)
@@ -132,8 +158,8 @@ class Pipeline:
             rotary.arrange_serial, rotary.arrange_parallel, n_workers, work,
             qkv, starts, positions, starts.size - 1, o.n_heads, o.n_kv_heads, o.head_dim, self.bound,
             o.qk_norm == "layernorm", *self._norm_arrays("q_norm"), *self._norm_arrays("k_norm"), self.eps,
-            self.frequencies, 0, o.rope_dim // 2, o.rope_interleaved, self.amplitude, new_k, new_v,
-            scratch(n_workers * 2 * self.frequencies.size),
+            *frequencies, o.rope_dim // 2, o.rope_interleaved, self.amplitude, new_k, new_v,
+            scratch(n_workers * 2 * self.shared_frequencies.size),
         )  # fmt: skip
         return new_k, new_v
 
@@ -162,8 +188,11 @@ class Pipeline:
         """An array of the type of the packed weights."""
         return self.qkv.packed[0]
 
-    def describe(self, record):
-        """Fill in the block's part of a `mojolearn.kernels.step.LAYER` record."""
+    def describe(self, record, frequencies):
+        """Fill in the block's part of a `mojolearn.kernels.step.LAYER` record.
+
+        frequencies: of the rotation, for all rows; the caller keeps them as long as the record.
+        """
         o = self.options
         for name in ("d_model", "n_heads", "n_kv_heads", "head_dim", "intermediate_size"):
             record[name] = getattr(o, name)
@@ -176,7 +205,7 @@ class Pipeline:
         for name, place in zip(NORMS, ("input", "attention", "post", "mlp", "q", "k"), strict=True):
             gain, bias = self._norm_arrays(name)
             record[f"{place}_gain"], record[f"{place}_bias"] = place_of(gain), place_of(bias)
-        record["frequency"] = place_of(self.frequencies)
+        record["frequency"] = place_of(frequencies)
         for name, layer in (("qkv", self.qkv), ("out", self.out), ("up", self.up), ("down", self.down)):
             weights, panels, per_output, bias = layer.packed
             record[name] = (place_of(weights), panels, per_output, place_of(bias))
@@ -187,7 +216,7 @@ class Pipeline:
         size = max(
             *(layer.scratch_size(batch_size) for layer in (self.qkv, self.out, self.up, self.down)),
             decode.scratch_size(slots, o.head_dim),
-            2 * self.frequencies.size,
+            2 * self.shared_frequencies.size,
         )
         rows = step.rows_size(batch_size, o.d_model, self.qkv.out_features, o.q_width, o.intermediate_size)
         return size, rows

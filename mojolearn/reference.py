@@ -18,7 +18,9 @@ from mojolearn.weights import admit_weights, infer_sizes, widen
 
 
 @np.errstate(over="ignore")  # exp(-x) of a very negative x is infinite, and x / infinity the right 0
-def reference_block(x, weights, options, *, past=None, position=None, lengths=None, dtype=np.float64):
+def reference_block(
+    x, weights, options, *, past=None, position=None, lengths=None, max_tokens=None, dtype=np.float64
+):
     """Run one block over L new tokens of each row.
 
     Parameters
@@ -35,6 +37,9 @@ def reference_block(x, weights, options, *, past=None, position=None, lengths=No
         Absolute position of the first new token. The default is S: `past` reaches back to position 0.
     lengths : sequence of int, optional
         For a batch of unequal rows without a past: the number of real tokens in each; the rest is padding.
+    max_tokens : int, optional
+        Room of the state that stands behind the calls, by which the scalings "dynamic" and "longrope" of the rotation
+        choose. The default is the number of tokens of each row up to the end of this call.
     dtype : dtype, default float64
         Precision of the computation.
 
@@ -85,7 +90,12 @@ def reference_block(x, weights, options, *, past=None, position=None, lengths=No
     if position is None:
         position = 0 if past is None else past[0].shape[2]
     positions = position + np.arange(L)
-    q, k = rotate(q, positions, o), rotate(k, positions, o)
+    if lengths is None:
+        lengths = np.full(B, position + L if max_tokens is None else max_tokens)
+    angle = positions[:, None] * np.array(
+        [[frequencies(o, length)] for length in lengths]
+    )  # (B, L, rope_dim / 2)
+    q, k = rotate(q, angle, o), rotate(k, angle, o)
     if past is not None:
         k = np.concatenate([past[0], k], axis=2).astype(dtype)
         v = np.concatenate([past[1], v], axis=2).astype(dtype)
@@ -163,28 +173,59 @@ def merge_heads(x):
     return x.swapaxes(1, 2).reshape(B, L, n_heads * head_dim)
 
 
-def frequencies(o):
-    """Angle per position of each pair of columns, shape (rope_dim / 2,), after scaling."""
-    f = o.rope_theta ** (-np.arange(0, o.rope_dim, 2) / o.rope_dim)
-    if o.rope_scaling is None:
+def frequencies(o, length):
+    """Angle per position of each pair of columns, shape (rope_dim / 2,), in a sequence of ``length`` tokens."""
+    theta, R, scaling = o.rope_theta, o.rope_dim, o.rope_scaling or {"type": "default"}
+    kind, factor = scaling["type"], scaling.get("factor")
+    original = scaling.get("original_max_position_embeddings")
+    if kind == "dynamic" and length > original:
+        theta *= (factor * length / original - (factor - 1)) ** (R / (R - 2))
+    f = theta ** (-np.arange(0, R, 2) / max(R, 1))
+    if R == 0 or kind in ("default", "dynamic"):
         return f
-    scaling = o.rope_scaling
-    if scaling["type"] == "linear":
-        return f / scaling["factor"]
-    # llama3: fast pairs stay, slow pairs are slowed down, those between change over smoothly.
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    turns = scaling["original_max_position_embeddings"] * f / (2 * np.pi)  # within the original context
-    smooth = np.clip((turns - low) / (high - low), 0, 1)
-    return (1 - smooth) * f / scaling["factor"] + smooth * f
+    if kind == "linear":
+        return f / factor
+    if kind == "longrope":
+        return f / np.array(scaling["long_factor" if length > original else "short_factor"])
+    if kind == "llama3":
+        # Fast pairs stay, slow pairs are slowed down, those between change over smoothly.
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        turns = original * f / (2 * np.pi)  # within the original context
+        stay = np.clip((turns - low) / (high - low), 0, 1)
+    else:  # yarn: the same, but smooth in the number of the pair
+        low, high = (R * math.log(original / (2 * np.pi * scaling[key])) / (2 * math.log(theta))
+                     for key in ("beta_fast", "beta_slow"))  # fmt: skip
+        if scaling["truncate"]:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, R - 1)
+        high += 0.001 if low == high else 0
+        stay = 1 - np.clip((np.arange(R // 2) - low) / (high - low), 0, 1)
+    return (1 - stay) * f / factor + stay * f
 
 
-def rotate(u, positions, o):
-    """Rotate the pairs of columns of every head by the angle position * frequency i.
+def amplitude(o):
+    """Factor of the rotated columns: what "yarn" and "longrope" do to the size of the scores."""
+    scaling = o.rope_scaling or {"type": "default"}
+    if scaling["type"] not in ("yarn", "longrope"):
+        return 1.0
+    if "attention_factor" in scaling:
+        return scaling["attention_factor"]
+    growth = math.log(max(scaling["factor"], 1))
+    if scaling["type"] == "longrope":
+        return (
+            math.sqrt(1 + growth / math.log(scaling["original_max_position_embeddings"])) if growth else 1.0
+        )
+    both = "mscale" in scaling and "mscale_all_dim" in scaling
+    above, below = (scaling["mscale"], scaling["mscale_all_dim"]) if both else (1, 0)
+    return (1 + 0.1 * above * growth) / (1 + 0.1 * below * growth)
+
+
+def rotate(u, angle, o):
+    """Rotate the pairs of columns of every head, (B, heads, L, HD), by the angles (B, L, rope_dim / 2).
 
     Pair i is made of the columns i and i + rope_dim / 2 or, interleaved, of 2 i and 2 i + 1.
     """
-    angle = positions[:, None] * frequencies(o)
-    cos, sin = np.cos(angle).astype(u.dtype), np.sin(angle).astype(u.dtype)
+    cos, sin = ((amplitude(o) * of(angle)).astype(u.dtype)[:, None] for of in (np.cos, np.sin))
     half = o.rope_dim // 2
     first, second = slice(0, half), slice(half, o.rope_dim)
     if o.rope_interleaved:

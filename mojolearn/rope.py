@@ -1,106 +1,58 @@
 """Rotary position embedding: how fast each pair of columns turns, plain or scaled (docs numerics, section 4).
 
-A head's column i is paired with column i + R/2, where R is ``rope_dim``. At position p the pair is rotated by
-the angle p * f[i]. This file computes the frequencies f once per block; the kernels multiply and rotate.
+Of a head's first R columns, where R is ``rope_dim``, pair i is rotated by the angle p * f[i] at position p. This file
+computes the frequencies f; the kernels multiply and rotate.
 """
 
-from collections.abc import Mapping
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, localcontext
 
 import numpy as np
 
 from mojolearn.float32 import power
-from mojolearn.scalars import admit_integer, admit_positive, did_you_mean, shown
+from mojolearn.rope_scaling import BY_LENGTH, ORIGINAL
 
-# The types of rope_scaling and, in the order in which we keep them, their keys besides "type".
-SCALINGS = {
-    "default": (),
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-}
+ZERO, ONE = np.float32(0), np.float32(1)
 TWO_PI = np.uint32(0x40C90FDB).view(np.float32)
+DIGITS = Context(prec=50)  # decimal logarithms are rounded correctly, on every machine
+TWO_PI_DIGITS = 2 * Decimal("3.14159265358979323846264338327950288419716939937511")
 
 
-def admit_rope_scaling(given, name, method):
-    """Check the option `rope_scaling` and bring it into one form.
+def chosen_length(options, length):
+    """The length for which `inverse_frequencies` of a sequence of ``length`` tokens are computed.
 
     Parameters
     ----------
-    given : dict or None
-        As users write it: with "type" or "rope_type", numbers of Python or NumPy.
-    name, method : str
-        Name of the option and public name of the class, for messages.
+    options : BlockOptions
+        Of which ``rope_dim`` and ``rope_scaling`` count.
+    length : int
+        Number of tokens: of the row in a call without a state, otherwise the state's ``max_tokens``.
 
     Returns
     -------
-    dict or None
-        A new dict with "type" first, then its keys in a fixed order; None when the type is "default".
-
-    Raises
-    ------
-    TypeError
-        If `given` is neither None nor a mapping.
-    ValueError
-        For an unknown type, and for a missing, unknown or unusable entry.
-
-    Examples
-    --------
-    >>> admit_rope_scaling({"factor": 2, "rope_type": "linear"}, "rope_scaling", "TransformerBlock")
-    {'type': 'linear', 'factor': 2.0}
+    int
+        0 where ``length`` makes no difference or is within the original context; sequences of equal chosen lengths
+        have equal frequencies.
     """
-    if given is None:
-        return None
-    if not isinstance(given, Mapping):
-        raise TypeError(f"{method}: {name} must be None or a dict, not {shown(given)}")
-    entries = dict(given)
-    spelt = [key for key in ("type", "rope_type") if key in entries]
-    spellings = [entries.pop(key) for key in spelt]
-    allowed = ", ".join(map(repr, SCALINGS))
-    if not spellings:
-        raise ValueError(f'{method}: {name}={shown(given)} lacks the key "type", one of {allowed}')
-    rope_type = spellings[0]
-    if rope_type != spellings[-1]:
-        raise ValueError(
-            f'{method}: {name} has "type" {rope_type!r} but "rope_type" {spellings[-1]!r}; these are two '
-            "spellings of one key, give one of them"
-        )
-    if not isinstance(rope_type, str) or rope_type not in SCALINGS:
-        raise ValueError(f'{method}: {name}["{spelt[0]}"] must be one of {allowed}, not {shown(rope_type)}')
-    keys = SCALINGS[rope_type]
-    for key, value in entries.items():
-        if key not in keys:
-            known = ", ".join(map(repr, keys)) or "none"
-            raise ValueError(
-                f"{method}: {name} has the unknown key {key!r} = {shown(value)}{did_you_mean(key, keys)}; "
-                f"keys of the type {rope_type!r} besides the type: {known}"
-            )
-    admitted = {"type": str(rope_type)}
-    for key in keys:
-        if key not in entries:
-            raise ValueError(f"{method}: {name} of type {rope_type!r} lacks the key {key!r}")
-        try:
-            value = admit_positive(entries[key], f'{name}["{key}"]', method)
-            if key == "original_max_position_embeddings":
-                value = admit_integer(entries[key], f'{name}["{key}"]', method, 1)
-        except TypeError as error:  # of the option, the dict, this is a wrong value
-            raise ValueError(str(error)) from None
-        admitted[key] = value
-    if rope_type == "llama3":
-        low, high = admitted["low_freq_factor"], admitted["high_freq_factor"]
-        if np.float32(high) <= np.float32(low):
-            raise ValueError(
-                f'{method}: {name}["high_freq_factor"]={high} must be above {name}["low_freq_factor"]={low}, '
-                "also when both are rounded to float32"
-            )
-    return admitted if keys else None
+    scaling = options.rope_scaling
+    if (
+        options.rope_dim == 0
+        or scaling is None
+        or scaling["type"] not in BY_LENGTH
+        or length <= scaling[ORIGINAL]
+    ):
+        return 0
+    return length if scaling["type"] == "dynamic" else scaling[ORIGINAL] + 1
 
 
-def inverse_frequencies(options):
+def inverse_frequencies(options, length=0):
     """Compute the angle per position of every rotated pair of columns, in float32 with fixed bits.
 
     Parameters
     ----------
     options : BlockOptions
         Of which ``rope_theta``, ``rope_dim`` and ``rope_scaling`` count.
+    length : int, default 0
+        Number of tokens, by which the scalings "dynamic" and "longrope" choose.
 
     Returns
     -------
@@ -114,7 +66,7 @@ def inverse_frequencies(options):
 
     Notes
     -----
-    Docs numerics, section 4: every operation is one of float32 and rounds once.
+    Docs numerics, section 4: every operation is one of float32 and rounds once, but for the ends of the ramp of "yarn".
 
     Examples
     --------
@@ -123,30 +75,125 @@ def inverse_frequencies(options):
     array([1.  , 0.01], dtype=float32)
     """
     exponent = np.arange(0, options.rope_dim, 2, dtype=np.float32) / np.float32(options.rope_dim)
+    scaling = options.rope_scaling
     with np.errstate(all="ignore"):
-        f = np.float32(1) / power(np.float32(options.rope_theta), exponent)
-        f = _scaled(f, options.rope_scaling)
+        theta = np.float32(options.rope_theta)
+        if scaling is not None and scaling["type"] == "dynamic" and chosen_length(options, length):
+            theta = _stretched(theta, options.rope_dim, scaling, length)
+        f = ONE / power(theta, exponent)
+        if scaling is not None and f.size:
+            f = SCALED[scaling["type"]](f, options, length)
         largest_angles = f * np.float32(2**24)  # positions stay below this
-    if not np.isfinite(largest_angles).all():
+    if not (np.isfinite(theta) and np.isfinite(largest_angles).all()):
         raise ValueError(
-            f"TransformerBlock: rope_theta={options.rope_theta} with rope_scaling={options.rope_scaling} "
-            "gives angles of rotation that float32 cannot hold"
+            f"TransformerBlock: rope_theta={options.rope_theta} with rope_scaling={scaling} gives angles of rotation "
+            "that float32 cannot hold"
         )
     return f
 
 
-def _scaled(f, scaling):
-    """The frequencies `f` after `scaling`, a dict in the form of `admit_rope_scaling`."""
-    if scaling is None:
-        return f
+def attention_factor(options):
+    """Factor of the cosines and sines of the rotation, and so of q and k: 1 but for "yarn" and "longrope".
+
+    Parameters
+    ----------
+    options : BlockOptions
+        Of which ``rope_scaling`` counts.
+
+    Returns
+    -------
+    float32
+        That given, or the published function of ``factor``, rounded to float64 and then to float32.
+
+    Examples
+    --------
+    >>> from mojolearn.options import BlockOptions
+    >>> yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    >>> float(attention_factor(BlockOptions(d_model=8, intermediate_size=16, n_heads=2, rope_scaling=yarn)))
+    1.1386294364929199
+    """
+    scaling = options.rope_scaling or {"type": "default"}
+    if "attention_factor" in scaling:
+        return np.float32(scaling["attention_factor"])
+    if scaling["type"] not in ("yarn", "longrope") or np.float32(scaling["factor"]) <= 1:
+        return ONE
+    with localcontext(DIGITS):
+        logarithm = _exactly(scaling["factor"]).ln()
+        if scaling["type"] == "longrope":
+            value = (1 + logarithm / Decimal(scaling[ORIGINAL]).ln()).sqrt()
+        elif "mscale" in scaling and "mscale_all_dim" in scaling:
+            above, below = (_exactly(scaling[key]) for key in ("mscale", "mscale_all_dim"))
+            value = (1 + above * logarithm / 10) / (1 + below * logarithm / 10)
+        else:
+            value = 1 + logarithm / 10
+        return np.float32(float(value))
+
+
+def _exactly(number):
+    """The float32 nearest to a number, as a decimal."""
+    return Decimal(float(np.float32(number)))
+
+
+def _stretched(theta, rope_dim, scaling, length):
+    """The base of "dynamic" for sequences longer than the original context."""
+    original = np.float32(scaling[ORIGINAL])
+    growth = ONE + np.float32(scaling["factor"]) * (np.float32(length - scaling[ORIGINAL]) / original)
+    return theta * power(growth, np.float32(rope_dim) / np.float32(rope_dim - 2))
+
+
+def _slowed(f, options, length):
+    return f / np.float32(options.rope_scaling["factor"])
+
+
+def _unchanged(f, options, length):
+    return f
+
+
+def _three_bands(f, options, length):
+    """llama3: fast pairs stay, slow ones are slowed down, and there is a smooth way from the ones to the others."""
+    scaling = options.rope_scaling
     factor = np.float32(scaling["factor"])
-    if scaling["type"] == "linear":
-        return f / factor
     low = np.float32(scaling["low_freq_factor"])
     high = np.float32(scaling["high_freq_factor"])
-    original = np.float32(scaling["original_max_position_embeddings"])
+    original = np.float32(scaling[ORIGINAL])
     wavelength = TWO_PI / f
     smooth = (original / wavelength - low) / (high - low)
-    between = ((np.float32(1) - smooth) * f) / factor + smooth * f
+    between = ((ONE - smooth) * f) / factor + smooth * f
     unslowed = np.where(wavelength < original / high, f, between)
     return np.where(wavelength > original / low, f / factor, unslowed)
+
+
+def _ramp(f, options, length):
+    """yarn: pairs that turn often within the original context stay, others are slowed down, with a ramp between."""
+    scaling = options.rope_scaling
+    with localcontext(DIGITS):
+        # The pair (a real number) that turns so often: R ln(original / (2 pi turns)) / (2 ln theta).
+        scale = options.rope_dim / (2 * _exactly(options.rope_theta).ln())
+        low, high = (
+            scale * (scaling[ORIGINAL] / (TWO_PI_DIGITS * _exactly(scaling[key]))).ln()
+            for key in ("beta_fast", "beta_slow")
+        )
+        if scaling["truncate"]:
+            low, high = low.to_integral_value(ROUND_FLOOR), high.to_integral_value(ROUND_CEILING)
+        low, high = max(low, Decimal(0)), min(high, Decimal(options.rope_dim - 1))
+    low, high = np.float32(float(low)), np.float32(float(high))
+    if low == high:
+        high = low + np.float32(0.001)
+    pair = np.arange(f.size, dtype=np.float32)
+    ramp = np.clip((pair - low) / (high - low), ZERO, ONE)
+    return ramp * (f / np.float32(scaling["factor"])) + (ONE - ramp) * f
+
+
+def _long_or_short(f, options, length):
+    """longrope: a divisor for every pair, of two lists."""
+    key = "long_factor" if chosen_length(options, length) else "short_factor"
+    return f / np.array(options.rope_scaling[key], np.float32)
+
+
+SCALED = {
+    "linear": _slowed,
+    "llama3": _three_bands,
+    "dynamic": _unchanged,
+    "yarn": _ramp,
+    "longrope": _long_or_short,
+}

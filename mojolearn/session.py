@@ -162,7 +162,9 @@ class TransformerDecodeSession:
     def _describe(self):
         """The `mojolearn.kernels.step.LAYER` record of the block and this session."""
         record = np.zeros(1, LAYER)
-        self._block._pipeline.describe(record[0])
+        pipeline = self._block._pipeline
+        self._frequencies, _ = pipeline.frequencies(self._state.max_tokens)
+        pipeline.describe(record[0], self._frequencies)
         record["slots"], record["capacity"] = self._slots, self._state.capacity
         for name, array in zip(("keys", "values", "held", "count"), self._arrays, strict=True):
             record[name] = place_of(array)
@@ -250,7 +252,7 @@ class TransformerDecodeSession:
     def _release(self):
         self._state._session = None
         self._open = False
-        self._keys = self._values = self._record = self._stepper = None
+        self._keys = self._values = self._frequencies = self._record = self._stepper = None
 
     def __enter__(self):
         self._check_open(f"{NAME}.__enter__")

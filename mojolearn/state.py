@@ -248,3 +248,20 @@ class TransformerState:
             f"n_kv_heads={self._n_kv_heads}, head_dim={self._head_dim}, window={self._window}, "
             f"{self.nbytes / 1024:.1f} KiB)"
         )
+
+
+def allocate(options, batch_size, max_tokens, method):
+    """A state of zeros for a block with these options; ``method``, a public name, starts the messages."""
+    batch_size = admit_integer(batch_size, "batch_size", method, 1)
+    max_tokens = admit_integer(max_tokens, "max_tokens", method, 1)
+    size = batch_size * options.n_kv_heads * (options.window or max_tokens) * options.head_dim
+    try:
+        buffers = np.zeros(size, np.float32), np.zeros(size, np.float32)
+    except (MemoryError, ValueError, OverflowError):  # NumPy answers in either way, by the size
+        raise MemoryError(
+            f"{method}: batch_size={batch_size} and max_tokens={max_tokens} ask for two buffers of "
+            f"{4 * size} bytes each, which this machine does not have"
+        ) from None
+    return TransformerState(
+        batch_size, options.n_kv_heads, options.head_dim, max_tokens, *buffers, 0, options.window
+    )

@@ -19,7 +19,17 @@ MODELS = [name for name in FILES if name == "models" or name.startswith("models.
 OUTSIDE_MODELS = [name for name in FILES if name not in MODELS and name not in ("__init__", "__main__")]
 
 # These run, and can be read, without Numba.
-NO_NUMBA = ["options", "rules", "tensors", "weights", "buffers", "rope", "float32", "reference"]
+NO_NUMBA = [
+    "options",
+    "rules",
+    "tensors",
+    "weights",
+    "buffers",
+    "rope",
+    "rope_scaling",
+    "float32",
+    "reference",
+]
 NO_NUMBA += ["models.config", "models.checkpoint", "models.tokenizer", "models.sampling"]
 
 # What only models/ may know: model types, and names of checkpoint tensors and settings ("llama3" is a RoPE scaling).

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from support import bits
 
 from mojolearn.options import BlockOptions
-from mojolearn.rope import admit_rope_scaling, inverse_frequencies
+from mojolearn.rope import inverse_frequencies
+from mojolearn.rope_scaling import admit_rope_scaling
 
 LLAMA3 = {
     "type": "llama3",

@@ -13,7 +13,7 @@ from mojolearn.models.files import admit_folder
 from mojolearn.models.sampling import OPTIONS, Sampling
 from mojolearn.models.strict_json import Fields, read_json
 from mojolearn.options import BlockOptions
-from mojolearn.rope import admit_rope_scaling
+from mojolearn.rope_scaling import admit_rope_scaling
 from mojolearn.scalars import counted, shown
 
 CALLER = "CausalLM.load"

@@ -110,7 +110,7 @@ def attention_factor(options):
     >>> from mojolearn.options import BlockOptions
     >>> yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     >>> float(attention_factor(BlockOptions(d_model=8, intermediate_size=16, n_heads=2, rope_scaling=yarn)))
-    1.1386294364929199
+    1.13862943649292
     """
     scaling = options.rope_scaling or {"type": "default"}
     if "attention_factor" in scaling:

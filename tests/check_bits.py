@@ -1,7 +1,7 @@
-"""Are the bits the same here?  Golden cases word by word, and one hash over random cases.
+"""Are the bits the same here?  Golden cases word by word, and hashes over random cases.
 
 Run on another processor, another target of the compiler, other versions of NumPy and Numba, or another number of
-threads, this must print the same two lines: tests/test_targets.py, tests/arm64.sh and .ci/run do that. It needs only
+threads, this must print the same lines: tests/test_targets.py, tests/arm64.sh and .ci/run do that. It needs only
 NumPy and Numba, and few kinds of kernels, since an emulated processor takes long to compile each.
 """
 
@@ -10,11 +10,11 @@ import sys
 
 import numpy as np
 from golden import case_paths, load_case, replay
-from support import bits, choose, make_block, random_options, uniform
+from support import bits, choose, first_options, make_block, random_options, uniform
 
 from mojolearn import threads
 
-RANDOM_CASES = 40
+RANDOM_CASES = 40  # of each mixture of options
 
 
 def same(name, got, wanted):
@@ -30,10 +30,10 @@ def check_golden(path):
             same(f"{case.name}, call {i}, {name}", result, getattr(call, name))
 
 
-def hash_random(seed, digest):
+def hash_random(mixture, seed, digest):
     """One random block, run in a few calls with a state; every output and both buffers go into the hash."""
     rng = np.random.default_rng(seed)
-    options = random_options(rng)
+    options = mixture(rng)
     block = make_block(**options)
     batch = int(rng.integers(1, 4))
     state = block.allocate_state(batch, max_tokens=24 if block.window == 0 else 2**20)
@@ -45,6 +45,14 @@ def hash_random(seed, digest):
         digest.update(bits(y).astype("<u4").tobytes())
     for buffer in (state.k_cache, state.v_cache):
         digest.update(bits(buffer).astype("<u4").tobytes())
+    return block, rng
+
+
+def hash_random_ragged(mixture, seed, digest):
+    """The same, and then rows of different lengths without a state."""
+    block, rng = hash_random(mixture, seed, digest)
+    y = block.forward(uniform(rng, (3, 17, block.d_model), 2.0), lengths=rng.integers(1, 18, 3))
+    digest.update(bits(y).astype("<u4").tobytes())
 
 
 def main():
@@ -53,10 +61,14 @@ def main():
     for path in paths:
         check_golden(path)
     print(f"golden cases: {len(paths)} equal in every bit")
-    digest = hashlib.sha256()
-    for seed in range(RANDOM_CASES):
-        hash_random(seed, digest)
-    print(f"random cases: {RANDOM_CASES}, {digest.hexdigest()}")
+    for name, run, mixture in (
+        ("random cases", hash_random, first_options),
+        ("random cases of all options", hash_random_ragged, random_options),
+    ):
+        digest = hashlib.sha256()
+        for seed in range(RANDOM_CASES):
+            run(mixture, seed, digest)
+        print(f"{name}: {RANDOM_CASES}, {digest.hexdigest()}")
 
 
 if __name__ == "__main__":

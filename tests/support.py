@@ -101,8 +101,11 @@ def choose(rng, *choices):
     return choices[int(rng.integers(len(choices)))]
 
 
-def random_options(rng):
-    """Keyword arguments of `make_block`: every option of a block, in a random valid mixture of small sizes."""
+def first_options(rng):
+    """Keyword arguments of `make_block`: a random mixture of the options that blocks had first.
+
+    Draws and their order stay as they are: a hash of such blocks is kept in check_bits.py.
+    """
     n_kv_heads = choose(rng, 1, 2, 3)
     head_dim = choose(rng, 2, 4, 8, 10, 16, 24)
     norm = choose(rng, "rmsnorm", "layernorm", "rmsnorm_offset")
@@ -136,3 +139,49 @@ def random_options(rng):
         "attn_scale": choose(rng, None, None, 0.3),
         "weight_format": choose(rng, "float32", "float32", "bfloat16", "float16"),
     }
+
+
+def random_scaling(rng, rope_dim):
+    """A rope_scaling that joined later, for so many rotated columns; contexts of 8 tokens are already long."""
+    pairs = max(1, rope_dim // 2)
+    return choose(
+        rng,
+        {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 16, "beta_fast": 4.0, "beta_slow": 0.5,
+         "truncate": False, "mscale": 0.7, "mscale_all_dim": 1.0},
+        {"type": "dynamic", "factor": 3.0, "original_max_position_embeddings": 8},
+        {"type": "longrope", "factor": 4.0, "original_max_position_embeddings": 8,
+         "short_factor": [1.0 + 0.1 * i for i in range(pairs)], "long_factor": [1.5 + i for i in range(pairs)]},
+    )  # fmt: skip
+
+
+def random_options(rng):
+    """Keyword arguments of `make_block`: every option of a block, in a random valid mixture of small sizes."""
+    options = first_options(rng)
+    norm = choose(rng, options["norm"], options["norm"], "layernorm_offset")
+    rope_dim = choose(rng, options["rope_dim"], options["rope_dim"], options["rope_dim"], 0)
+    residual = choose(rng, "sequential", "sequential", "parallel", "parallel_shared")
+    qk_norm = choose(rng, options["qk_norm"], "full", "layernorm")
+    scaling = random_scaling(rng, options["head_dim"] if rope_dim is None else rope_dim)
+    if scaling["type"] == "dynamic" and 2 in (rope_dim, options["head_dim"]):  # it divides by rope_dim - 2
+        scaling = None
+    return options | {
+        "rope_dim": rope_dim,
+        "rope_interleaved": choose(rng, False, True),
+        "rope_scaling": choose(rng, options["rope_scaling"], scaling, scaling),
+        "qkv_clip": choose(rng, None, None, 0.5),
+        "norm": norm,
+        "norm_bias": norm.startswith("layernorm") and choose(rng, False, True),
+        "norm_placement": choose(rng, "pre", "post", "both") if residual == "sequential" else "pre",
+        "residual": residual,
+        "residual_multiplier": choose(rng, 1.0, 1.0, 0.22, 1.7),
+        "mlp": choose(rng, options["mlp"], options["mlp"], "relu", "relu2"),
+        "qk_norm": qk_norm,
+        "qk_norm_bias": qk_norm == "layernorm" and choose(rng, False, True),
+    }
+
+
+def goes_by_length(block):
+    """Do the block's frequencies depend on the length of the sequence?"""
+    scaling = block.rope_scaling
+    return block.rope_dim > 0 and scaling is not None and scaling["type"] in ("dynamic", "longrope")

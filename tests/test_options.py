@@ -27,16 +27,22 @@ def test_defaults():
         "window": 0,
         "rope_theta": 10000.0,
         "rope_dim": 8,
+        "rope_interleaved": False,
         "rope_scaling": None,
         "max_positions": None,
         "qkv_bias": False,
         "o_bias": False,
+        "qkv_clip": None,
         "norm": "rmsnorm",
         "norm_eps": 1e-6,
         "norm_bias": False,
+        "norm_placement": "pre",
+        "residual": "sequential",
+        "residual_multiplier": 1.0,
         "mlp": "swiglu",
         "mlp_bias": False,
         "qk_norm": False,
+        "qk_norm_bias": False,
         "attn_softcap": None,
         "attn_scale": None,
         "weight_format": "float32",
@@ -57,6 +63,8 @@ def test_derived_values():
         ("geglu_tanh", True, "gelu_tanh"),
         ("gelu", False, "gelu_erf"),
         ("gelu_tanh", False, "gelu_tanh"),
+        ("relu", False, "relu"),
+        ("relu2", False, "relu2"),
     ],
 )
 def test_mlp(mlp, gated, activation):
@@ -106,9 +114,9 @@ INTEGERS = [
     "window",
     "max_positions",
 ]
-FLOATS = ["rope_theta", "norm_eps", "attn_softcap", "attn_scale"]
-SWITCHES = ["qkv_bias", "o_bias", "norm_bias", "mlp_bias", "qk_norm"]
-CHOICES = ["norm", "mlp", "weight_format"]
+FLOATS = ["rope_theta", "norm_eps", "residual_multiplier", "qkv_clip", "attn_softcap", "attn_scale"]
+SWITCHES = ["rope_interleaved", "qkv_bias", "o_bias", "norm_bias", "mlp_bias", "qk_norm_bias"]
+CHOICES = ["norm", "norm_placement", "residual", "mlp", "weight_format"]
 
 
 @pytest.mark.parametrize("name", INTEGERS)
@@ -129,7 +137,7 @@ def test_integers_out_of_range(name):
     for value in (-1, -(2**70), 2**63):
         with pytest.raises(ValueError, match=rf"^TransformerBlock: {name} must be .*not {value}$"):
             make(**{name: value})
-    if name != "window":
+    if name not in ("window", "rope_dim"):
         with pytest.raises(ValueError, match=rf"^TransformerBlock: {name} must be .*not 0$"):
             make(**{name: 0})
 
@@ -150,7 +158,7 @@ def test_floats_that_float32_cannot_use(name, value):
         make(**{name: value})
 
 
-@pytest.mark.parametrize("name", ["rope_theta", "norm_eps"])
+@pytest.mark.parametrize("name", ["rope_theta", "norm_eps", "residual_multiplier"])
 def test_floats_that_may_not_be_none(name):
     with pytest.raises(TypeError, match=rf"^TransformerBlock: {name} must be a number, not None"):
         make(**{name: None})
@@ -173,11 +181,11 @@ def test_switches_are_bools(name, value):
 def test_choices(name):
     with pytest.raises(TypeError, match=rf"^TransformerBlock: {name} must be one of '"):
         make(**{name: None})
-    with pytest.raises(ValueError, match=rf"^TransformerBlock: {name} must be one of '.*not 'relu'"):
-        make(**{name: "relu"})
+    with pytest.raises(ValueError, match=rf"^TransformerBlock: {name} must be one of '.*not 'elu'"):
+        make(**{name: "elu"})
 
 
-@pytest.mark.parametrize("given", [{"mlp": "swigly"}, {"mlp": "relu"}, {"weight_format": "float64"}])
+@pytest.mark.parametrize("given", [{"mlp": "swigly"}, {"mlp": "elu"}, {"weight_format": "float64"}])
 def test_no_value_is_suggested(given):
     """What is spelt like it may compute something quite different: all choices are listed, none is put forward."""
     with pytest.raises(ValueError, match=r"must be one of '[^()]*$"):
@@ -213,7 +221,61 @@ def test_rope_dim_that_does_not_fit(rope_dim):
 def test_norm_bias_goes_with_layernorm_only(norm):
     with pytest.raises(ValueError, match=rf"norm_bias=True .*norm='layernorm'.*norm='{norm}'"):
         make(norm=norm, norm_bias=True)
-    assert make(norm="layernorm", norm_bias=True).norm_bias
+    for other in ("layernorm", "layernorm_offset"):
+        assert make(norm=other, norm_bias=True).norm_bias
+
+
+def test_qk_norm_is_a_switch_or_a_choice():
+    assert [make(qk_norm=v).qk_norm for v in (False, np.True_, "full", np.str_("layernorm"))] == [
+        False,
+        True,
+        "full",
+        "layernorm",
+    ]
+    for value in (0, 1, None, 1.0):
+        with pytest.raises(
+            TypeError, match=r"^TransformerBlock: qk_norm must be one of False, True, 'full', 'layer"
+        ):
+            make(qk_norm=value)
+    for value in ("True", "rmsnorm", ""):
+        with pytest.raises(
+            ValueError, match=rf"^TransformerBlock: qk_norm must be one of .*, not '{value}'$"
+        ):
+            make(qk_norm=value)
+
+
+@pytest.mark.parametrize("qk_norm", [False, True, "full"])
+def test_qk_norm_bias_goes_with_layernorm_only(qk_norm):
+    with pytest.raises(
+        ValueError, match=rf"qk_norm_bias=True .*qk_norm='layernorm' only.*qk_norm={qk_norm!r}$"
+    ):
+        make(qk_norm=qk_norm, qk_norm_bias=True)
+    assert make(qk_norm="layernorm", qk_norm_bias=True).qk_norm_bias
+
+
+@pytest.mark.parametrize("placement", ["post", "both"])
+@pytest.mark.parametrize("residual", ["parallel", "parallel_shared"])
+def test_parallel_residuals_have_norms_at_inputs_only(residual, placement):
+    with pytest.raises(
+        ValueError, match=rf"residual='{residual}' .*norm_placement='pre' only.*='{placement}'$"
+    ):
+        make(residual=residual, norm_placement=placement)
+    assert make(residual=residual).norm_placement == "pre"
+
+
+@pytest.mark.parametrize(
+    ("norm", "qk_norm", "kind"),
+    [
+        ("rmsnorm", True, "rmsnorm"),
+        ("layernorm", "full", "rmsnorm"),
+        ("rmsnorm_offset", True, "rmsnorm_offset"),
+        ("layernorm_offset", "full", "rmsnorm_offset"),
+        ("rmsnorm", "layernorm", "layernorm"),
+        ("rmsnorm_offset", "layernorm", "layernorm_offset"),
+    ],
+)
+def test_qk_norm_has_the_offset_of_the_block(norm, qk_norm, kind):
+    assert make(norm=norm, qk_norm=qk_norm).qk_norm_kind == kind
 
 
 def test_max_positions_stay_exact_in_float32():
@@ -273,6 +335,10 @@ def test_a_shape_is_explained():
     )
     assert "input_layernorm.weight" in text
     assert make(qk_norm=True).explain_shape("q_norm.weight") == "(head_dim,) = (8,), where head_dim=8"
+    wide = make(qk_norm="full", n_kv_heads=2).explain_shape("k_norm.weight")
+    assert wide == "(n_kv_heads*head_dim,) = (16,), where n_kv_heads=2, head_dim=8"
+    without_input_norms = make(norm_placement="post").explain_shape("q_proj.weight")
+    assert without_input_norms.endswith("d_model=32 is the number of columns of up_proj.weight")
 
 
 @pytest.mark.parametrize(
@@ -286,6 +352,15 @@ def test_a_shape_is_explained():
         ("gate_proj.bias", {}, "mlp_bias=False"),
         ("gate_proj.weight", {"mlp": "gelu"}, "mlp='gelu'"),
         ("gate_proj.bias", {"mlp": "gelu", "mlp_bias": True}, "mlp='gelu'"),
+        ("q_norm.bias", {"qk_norm": "layernorm"}, "qk_norm_bias=False"),
+        ("k_norm.weight", {"qk_norm": "full"}, None),
+        ("input_layernorm.weight", {"norm_placement": "post"}, "norm_placement='post'"),
+        ("input_layernorm.bias", {"norm_placement": "post"}, "norm_placement='post'"),
+        ("post_attention_layernorm.weight", {"norm_placement": "post"}, "norm_placement='post'"),
+        ("post_attention_layernorm.weight", {"residual": "parallel_shared"}, "residual='parallel_shared'"),
+        ("attention_output_norm.weight", {}, "norm_placement='pre'"),
+        ("mlp_output_norm.weight", {"residual": "parallel"}, "norm_placement='pre'"),
+        ("mlp_output_norm.bias", {"norm_placement": "both", "norm": "layernorm"}, "norm_bias=False"),
         ("q_proj.weight", {}, None),
         ("q_proj.bias", {"qkv_bias": True}, None),
         ("q_proj.wieght", {}, None),

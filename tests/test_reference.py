@@ -71,7 +71,7 @@ def test_chunks_give_what_one_call_gives(seed, chunks):
     whole, keys, values = reference_block(x, weights, options)
     past, parts = None, []
     for part in np.split(x, np.cumsum(chunks)[:-1], axis=1):
-        y, *past = reference_block(part, weights, options, past=past)
+        y, *past = reference_block(part, weights, options, past=past, max_tokens=sum(chunks))
         parts.append(y)
     assert np.allclose(np.concatenate(parts, axis=1), whole, rtol=1e-10, atol=1e-12)
     assert np.allclose(past[0], keys, rtol=1e-10, atol=1e-12)
@@ -102,7 +102,7 @@ def test_a_window_hides_what_lies_further_back(seed, window):
 @given(SEEDS)
 def test_scores_depend_on_distances_only(seed):
     x, weights, options = random_case(seed)
-    here, there = (reference_block(x, weights, options, position=p)[0] for p in (0, 1000))
+    here, there = (reference_block(x, weights, options, position=p, max_tokens=1010)[0] for p in (0, 1000))
     assert np.allclose(here, there, rtol=1e-8, atol=1e-10)
 
 
@@ -125,7 +125,9 @@ def test_shared_heads_are_repeated_heads(seed):
     x, weights, options = random_case(seed)
     n_heads, n_kv_heads, head_dim = (options[k] for k in ("n_heads", "n_kv_heads", "head_dim"))
     full = dict(weights)
-    for name in ("k_proj.weight", "v_proj.weight", "k_proj.bias", "v_proj.bias"):
+    names = ["k_proj.weight", "v_proj.weight", "k_proj.bias", "v_proj.bias"]
+    names += [] if options["qk_norm"] is True else ["k_norm.weight", "k_norm.bias"]
+    for name in names:
         if name in full:
             heads = full[name].reshape(n_kv_heads, head_dim, *full[name].shape[1:])
             full[name] = np.repeat(heads, n_heads // n_kv_heads, axis=0).reshape(-1, *full[name].shape[1:])

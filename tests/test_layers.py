@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from support import bits, uniform
 
 from mojolearn.kernels.linear import BLOCK_ROWS, PANEL, TILE_ROWS
+from mojolearn.kernels.residual import add_scaled
 from mojolearn.layers import Linear, Norm
 from mojolearn.weights import narrow, widen
 
@@ -56,7 +57,7 @@ def test_narrow_storage_is_exact(rng, weight_format, n_rows):
 
 
 @pytest.mark.parametrize("n_rows", [1, 3, 200])
-@pytest.mark.parametrize("activation", ["silu", "gelu_erf", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_erf", "gelu_tanh", "relu", "relu2"])
 def test_gate_bias_and_residual(rng, n_rows, activation):
     """A gated pair is the two products, biases, activation and product, in this order."""
     up, gate = uniform(rng, (2, PANEL + 5, 140))
@@ -69,6 +70,28 @@ def test_gate_bias_and_residual(rng, n_rows, activation):
     added = Linear(up, up_bias).flat(x.reshape(-1), n_rows, residual.reshape(-1))
     np.testing.assert_array_equal(bits(added.reshape(residual.shape)), bits(residual + alone))
     np.testing.assert_array_equal(bits(alone), bits(Linear(up)(x) + up_bias))
+
+
+@pytest.mark.parametrize("n_rows", [1, 3])
+def test_relu_of_every_kind_of_number(n_rows):
+    """Negative numbers become +0, all others stay, NaN among them; relu2 is the square of that."""
+    values = np.float32([-np.inf, -3, -1e-45, 0, 1e-45, 0.1, 3, np.inf, np.nan])
+    wanted = np.float32([0, 0, 0, 0, 1e-45, 0.1, 3, np.inf, np.nan])
+    x = np.ones((n_rows, 1), np.float32)
+    for activation, result in (("relu", wanted), ("relu2", wanted * wanted)):
+        layer = Linear(np.zeros((values.size, 1), np.float32), values, activation=activation)
+        np.testing.assert_array_equal(bits(layer(x)), bits(np.tile(result, (n_rows, 1))))
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 1000])
+def test_scaled_sums_round_twice(rng, size):
+    """The product, then the sum: never fused, and in place as well."""
+    residual, t = uniform(rng, (2, size), 3.0)
+    for multiplier in np.float32([1, 0.22, 1.7, 1e-30]):
+        product = multiplier * t
+        out = t.copy()
+        add_scaled(residual, multiplier, out, out)
+        np.testing.assert_array_equal(bits(out), bits(residual + product))
 
 
 @pytest.mark.parametrize("storage", ["float32", "bfloat16", "float16"])
@@ -109,6 +132,10 @@ def test_norms_have_the_bits_of_the_contract(rng, n_rows, d):
         (Norm("rmsnorm_offset", weight, eps=1e-6), contract.rms_norm(x, np.float32(1) + weight, 1e-6)),
         (Norm("layernorm", weight, eps=1e-5), contract.layer_norm(x, weight, None, 1e-5)),
         (Norm("layernorm", weight, bias, eps=1e-5), contract.layer_norm(x, weight, bias, 1e-5)),
+        (
+            Norm("layernorm_offset", weight, bias, eps=1e-5),
+            contract.layer_norm(x, np.float32(1) + weight, bias, 1e-5),
+        ),
     ]
     for norm, wanted in cases:
         np.testing.assert_array_equal(bits(norm(x)), bits(wanted))

@@ -135,6 +135,14 @@ def test_sizes_that_cannot_be_read(name):
         infer_sizes(weights | {name: [1.0]})
 
 
+def test_sizes_of_a_block_without_norms_at_its_inputs():
+    weights = make_weights(20, 24, n_heads=2, norm_placement="post")
+    assert infer_sizes(weights) == (20, 24)
+    del weights["attention_output_norm.weight"]
+    with pytest.raises(ValueError, match=r"lack 'input_layernorm.weight'$"):
+        infer_sizes(weights)
+
+
 # --- names -------------------------------------------------------------------------------------------------
 
 

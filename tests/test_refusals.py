@@ -182,6 +182,46 @@ def test_overflow_is_refused_before_anything_is_written(window):
         assert snapshot(state) == before
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"norm_placement": "post"},
+        {"norm_placement": "both", "norm": "layernorm"},
+        {"residual": "parallel"},
+        {"residual": "parallel_shared", "residual_multiplier": 1e-30},
+        {"mlp": "relu"},
+        {"mlp": "relu2"},
+    ],
+    ids=str,
+)
+def test_no_option_hides_an_overflow(options):
+    """An infinity turns into a NaN in a norm, and a NaN passes an activation: the call is refused all the same."""
+    block, state = prepared(0, **options)
+    weights = block.weights()
+    for name in ("up_proj.weight", "down_proj.weight"):
+        loud = {**weights, name: np.full_like(weights[name], 3e38)}
+        loud[name][1::2] *= -1
+        bad = TransformerBlock(loud, **block.options.as_dict())
+        before = snapshot(state)
+        with pytest.raises(ValueError, match="too large for float32"):
+            bad.forward(x_of() + np.float32(1), state)
+        assert snapshot(state) == before
+        with bad.decode_session(state) as session:
+            with pytest.raises(ValueError, match="too large for float32"):
+                session.step(x_of()[:, 0] + np.float32(1))
+        assert snapshot(state) == before
+
+
+def test_a_limit_makes_numbers_that_are_too_large_finite():
+    """What q, k and v are limited to is the written result, also of an infinity."""
+    block = make_block(**SHAPE, qkv_clip=2.0)
+    weights = block.weights()
+    loud = {**weights, "v_proj.weight": np.full_like(weights["v_proj.weight"], 3e38)}
+    state = block.allocate_state(1, 4)
+    TransformerBlock(loud, **block.options.as_dict()).forward(np.ones((1, 2, D), np.float32), state)
+    assert np.all(np.abs(state.values()) == 2)
+
+
 def test_a_huge_input_gives_the_written_result():
     """The sum of squares overflows, so the norm gives zeros, and with them attention and MLP: y = x."""
     block = make_block(**SHAPE)
@@ -215,6 +255,15 @@ def test_positions_end_where_float32_does():
     state.cached_tokens = 2**20
     with pytest.raises(ValueError, match="RoPE"):
         fast.step(x_of(2, D), state)
+    longrope = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1e-6] * 4, "attention_factor": 1.0,
+                "original_max_position_embeddings": 8}  # fmt: skip
+    fast = make_block(**SHAPE, window=2, rope_scaling=longrope)
+    state = fast.allocate_state(2, 2**25)
+    state.cached_tokens = 2**20
+    with pytest.raises(ValueError, match="RoPE"):
+        fast.step(x_of(2, D), state)
+    still = make_block(**SHAPE, window=2, rope_dim=0, rope_theta=1e-30)
+    still.step(x_of(2, D), state)
 
 
 @pytest.mark.parametrize(

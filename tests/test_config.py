@@ -216,7 +216,7 @@ def test_harmless_fields_change_nothing(name):
         ({"hidden_act": "gelu"}, ["hidden_act", "'gelu'", "silu"]),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, ["rope_scaling", "'yarn'"]),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["rope_scaling", "'dynamic'"]),
-        ({"rope_parameters": {"rope_type": "longrope"}}, ['rope_parameters["rope_type"]', "'longrope'"]),
+        ({"rope_parameters": {"rope_type": "ntk"}}, ['rope_parameters["rope_type"]', "'ntk'"]),
         ({"rope_parameters": {"rope_type": ["linear"], "factor": 2.0}}, ["rope_parameters"]),
         ({"rope_parameters": {"rope_type": "linear"}}, ["rope_parameters", "'factor'"]),
         ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, ["factor", "0"]),

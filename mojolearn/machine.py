@@ -10,6 +10,7 @@ import numpy as np
 from mojolearn import _jit, threads
 from mojolearn._version import NUMERICS_VERSION, __version__
 from mojolearn.block import TransformerBlock
+from mojolearn.kernels.softcap import softcap_parallel, softcap_serial
 from mojolearn.options import WEIGHT_FORMATS, BlockOptions
 from mojolearn.scalars import admit_choice
 from mojolearn.weights import narrow
@@ -45,6 +46,7 @@ def warmup(target="float32"):
     state = block.allocate_state(1, 4)
     x = np.ones((1, 2, 2), np.float32)
     with threads.both_twins():
+        threads.run(softcap_serial, softcap_parallel, 1, 0, np.zeros(_jit.LANES, np.float32), np.float32(1))
         block.forward(x, state)
         block.step(x[:, 0], state)
         with block.decode_session(state) as session:

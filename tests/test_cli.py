@@ -133,10 +133,10 @@ def test_wrong_setting_of_the_model(run, model):
 
 
 def test_unsupported_model_comes_before_its_tokenizer(run, tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     status, _, err = run("generate", "Emma", "--model", tmp_path)
     assert (status, len(err)) == (2, 1)
-    assert "'gpt2'" in err[0]
+    assert "'bert'" in err[0]
 
 
 @pytest.mark.parametrize("arguments", [["--greedy", "--", "-5 or"], ["--greedy", "--", "--seed"]])

@@ -6,6 +6,8 @@ import struct
 import numpy as np
 import support
 
+from mojolearn.models.families import FAMILIES
+
 NAMES = {"float32": "F32", "float16": "F16", "uint16": "BF16", "float64": "F64", "int64": "I64"}
 PARTS = {"input_layernorm": "", "post_attention_layernorm": ""} | dict.fromkeys(
     ("gate_proj", "up_proj", "down_proj"), "mlp."
@@ -48,6 +50,27 @@ def config(**changes):
     }
     fields |= changes
     return {name: value for name, value in fields.items() if value is not ...}
+
+
+def config_of(model_type, **changes):
+    """The same of any family, in its own names."""
+    family = FAMILIES[model_type]
+    fields = config(model_type=model_type)
+    if family.rotary is not None and family.rotary.partial == 0.25:
+        fields["hidden_size"] = 32  # so that a quarter of a head is two columns
+    own = {name: names[0] for name, names in family.spellings.items()}
+    names = {**own, "rms_norm_eps": family.eps}
+    if family.rotary is None or family.rotary.width:
+        del fields["rope_theta"]
+    if family.rotary is not None and family.rotary.width:
+        fields[family.rotary.width] = 4
+    if not family.kv_heads:
+        del fields["num_key_value_heads"]
+    fields = {names.get(name, name): value for name, value in fields.items() if names.get(name, name)}
+    if family.text_type:
+        inner = {**fields, "model_type": family.text_type, **changes}
+        return {"model_type": model_type, "text_config": {k: v for k, v in inner.items() if v is not ...}}
+    return {name: value for name, value in {**fields, **changes}.items() if value is not ...}
 
 
 def tensors(fields, seed=0):

@@ -13,7 +13,6 @@ from mojolearn.models.loading import load_parts
 from mojolearn.models.model_state import admit_state, allocate
 from mojolearn.models.tokenizer import Tokenizer
 from mojolearn.scalars import kind
-from mojolearn.weights import widen
 
 
 class CausalLM:
@@ -75,12 +74,13 @@ class CausalLM:
         Parameters
         ----------
         path : str or path
-            The folder. Families: llama (also SmolLM), mistral, qwen2, qwen3.
+            The folder. The families are the rows of ``mojolearn.models.families.FAMILIES``, from arcee to starcoder2;
+            docs/guide/checkpoints.md tells them apart.
         weight_format : {"float32", "bfloat16", "float16"}, optional
             How to keep matrices in memory; None keeps them as they are stored (as float32 where the checkpoint
             mixes formats). Nothing is ever rounded: a narrow format that cannot hold a weight is refused.
         max_positions : int, optional
-            Ceiling on positions; None takes ``max_position_embeddings``, the length the model was made for.
+            Ceiling on positions; None takes the length the model was made for, ``config.max_position_embeddings``.
 
         Returns
         -------
@@ -208,7 +208,7 @@ class CausalLM:
         """
         B, L = ids.shape
         self._check_positions(held + L, method)
-        tokens = np.ascontiguousarray(widen(self._embedding[ids])).reshape(-1)
+        tokens = self._embedding(ids, held).reshape(-1)
         with Claim(() if state is None or session is not None else state.blocks, method):
             if session is not None:
                 tokens, commit = session._advance(tokens, held, method)
@@ -220,7 +220,8 @@ class CausalLM:
                     tokens, commit = block._advance(tokens, B, L, block_state, f"{method}: layer {layer}")
                     commits.append(commit)
             rows = tokens.reshape(B, L, -1)[:, -1:] if last else tokens
-            logits = self._head(self._norm(np.ascontiguousarray(rows).reshape(-1, self.d_model)))
+            rows = np.ascontiguousarray(rows).reshape(-1, self.d_model)
+            logits = self._head(rows if self._norm is None else self._norm(rows))
             settle(commits)
         return logits.reshape(B, -1, self.vocab_size)
 

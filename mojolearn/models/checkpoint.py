@@ -7,6 +7,7 @@ read here: strictly, and without reading an array before it is asked for.
 import math
 import mmap
 import os
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
@@ -115,8 +116,8 @@ class Checkpoint:
             shard.release()
 
     def finish(self, ignored=()):
-        """Check that nothing is left but tensors whose names end with one of `ignored`."""
-        unused = sorted(name for name in self._left if not name.endswith(tuple(ignored)))
+        """Check that nothing is left but tensors whose names match one of the patterns, such as "*.bias"."""
+        unused = sorted(n for n in self._left if not any(fnmatchcase(n, pattern) for pattern in ignored))
         if unused:
             have = "has" if len(unused) == 1 else "have"
             raise ValueError(

@@ -5,16 +5,23 @@ be computed differently from what its authors wrote is never loaded.
 """
 
 import json
+import math
 import os
+import re
 from dataclasses import dataclass, field, replace
 
-from mojolearn.models import families
+from mojolearn.models.defaults import DEFAULTS
+from mojolearn.models.families import FAMILIES, ROOT_OF_WIDTH
+from mojolearn.models.family import InverseRoot, Number, Switch
 from mojolearn.models.files import admit_folder
+from mojolearn.models.irrelevant import FIXED, HARMLESS
+from mojolearn.models.layer_types import FULL, SLIDING, read_layer_types
+from mojolearn.models.rope_fields import read_rope
 from mojolearn.models.sampling import OPTIONS, Sampling
 from mojolearn.models.strict_json import Fields, read_json
+from mojolearn.models.text_part import text_part
 from mojolearn.options import BlockOptions
-from mojolearn.rope_scaling import admit_rope_scaling
-from mojolearn.scalars import counted, shown
+from mojolearn.scalars import shown
 
 CALLER = "CausalLM.load"
 
@@ -27,10 +34,24 @@ class ModelConfig:
     ----------
     layers : tuple of dict
         The keyword options of each layer's ``TransformerBlock``.
-    norm, norm_eps : str, float
-        Kind and epsilon of the norm after the last layer.
+    norm, norm_eps, norm_bias : str, float, bool
+        Kind of the norm after the last layer, its epsilon, and whether it has a bias; ``norm`` is None where there
+        is no such norm.
+    plain_norms : bool
+        Whether no norm has a gain or bias of its own: the gains are then ones.
+    max_position_embeddings : int or None
+        The length that the model was made for, of which the scaling of rotary positions has been taken account.
+    embedding_multiplier : float
+        Factor of the embeddings.
+    position_offset : int or None
+        With learned positions, the row of their matrix for position 0; None: there are none.
+    head_bias : bool
+        Whether the output head has a bias.
+    logit_multiplier, logit_divisor, logit_softcap : float or None
+        Factor of the logits, or what they are divided by, and then their soft ceiling.
     eos_token_ids : tuple of int
-        The ids that end a text; those of ``generation_config.json`` where it names any.
+        The ids that end a text; those of ``generation_config.json`` where it names any. Ids beyond the
+        vocabulary, which some files list, are left out.
     generation : dict
         The other fields of ``generation_config.json``. The command line follows ``do_sample`` and the settings
         of sampling, which are checked; `CausalLM.generate` follows its arguments alone.
@@ -41,12 +62,20 @@ class ModelConfig:
     d_model: int
     intermediate_size: int
     n_layers: int
-    norm: str
+    norm: str | None
     norm_eps: float
     tie_word_embeddings: bool
     max_position_embeddings: int | None
     bos_token_id: int | None
     eos_token_ids: tuple
+    norm_bias: bool = False
+    plain_norms: bool = False
+    embedding_multiplier: float = 1.0
+    position_offset: int | None = None
+    head_bias: bool = False
+    logit_multiplier: float | None = None
+    logit_divisor: float | None = None
+    logit_softcap: float | None = None
     generation: dict = field(default_factory=dict)
     layers: tuple = field(default=(), repr=False)
 
@@ -94,7 +123,7 @@ def read_config(folder):
     if not os.path.lexists(path):
         return config
     fields = Fields(read_json(path, CALLER), f"{CALLER}: {path}")
-    eos = fields.ids("eos_token_id", config.vocab_size) or config.eos_token_ids
+    eos = _in_vocabulary(fields.ids("eos_token_id"), config.vocab_size) or config.eos_token_ids
     return replace(config, eos_token_ids=eos, generation={**_sampling(fields), **fields.left})
 
 
@@ -116,137 +145,176 @@ def parse_config(raw, where):
     """Turn the fields of a ``config.json`` into a ModelConfig; messages start with `where`."""
     fields = Fields(raw, where)
     model_type = fields.take("model_type")
-    if not isinstance(model_type, str) or model_type not in families.FAMILIES:
-        raise fields.wrong("model_type", model_type, "one of " + ", ".join(families.FAMILIES))
-    family = families.FAMILIES[model_type]
-    _check_architecture(fields, model_type)
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
+        raise fields.wrong("model_type", model_type, "one of " + ", ".join(FAMILIES))
+    family, defaults = FAMILIES[model_type], DEFAULTS[model_type]
+    fields = Fields(fields.left, where, _spellings(family))
+    _check_architecture(fields, family, model_type)
+    if family.text_type is not None:
+        fields = text_part(fields, family.text_type, _spellings(family))
 
-    vocab_size = fields.integer("vocab_size")
-    d_model = fields.integer("hidden_size")
-    norm = {"norm": "rmsnorm", "norm_eps": fields.number("rms_norm_eps", 1e-6)}
-    mlp = {"mlp": fields.choice("hidden_act", "silu", families.ACTIVATIONS)}
-    block = {**_heads(fields, d_model), **_rope(fields), **norm, **mlp}
-    switches = {name: fields.boolean(name) for name in set(family.options.values()) - {True}}
-    for option, switch in family.options.items():
-        block[option] = switch is True or switches[switch]
-    windows = _windows(fields, family.window, fields.integer("num_hidden_layers", maximum=10_000))
-    bos = fields.ids("bos_token_id", vocab_size)
+    vocab_size = fields.integer("vocab_size", defaults["vocab_size"])
+    d_model = fields.integer("hidden_size", defaults["hidden_size"])
+    heads = _heads(fields, family, defaults, d_model)
+    positions = fields.integer(
+        "max_position_embeddings", _unless_null(fields, "max_position_embeddings", defaults)
+    )
+    n_layers = fields.integer("num_hidden_layers", defaults["num_hidden_layers"], maximum=10_000)
+    windows, turned = read_layer_types(fields, family, defaults["sliding_window"], n_layers)
+    rope = read_rope(fields, family, defaults, heads["head_dim"], positions)
+    options, model = _options(fields, family, d_model)
+    plain_norms = model.pop("plain_norms")
+    norm = {
+        "norm": family.norm,
+        "norm_eps": fields.number("norm_eps", defaults["norm_eps"]) if family.eps else defaults["norm_eps"],
+        "norm_bias": family.norm_bias and not plain_norms,
+    }
+    mlp = {"mlp": fields.choice("hidden_act", defaults["hidden_act"], family.activations)}
+    block = {**heads, **norm, **mlp, **options}
+    inner = fields.integer("intermediate_size", defaults["intermediate_size"] or 4 * d_model)
+    bos = _in_vocabulary(fields.ids("bos_token_id"), vocab_size)
+    by_layer = model.pop("scale_by_layer", False)
+    if not model.pop("final_norm", True):
+        norm["norm"] = None
     config = ModelConfig(
         model_type=model_type,
         vocab_size=vocab_size,
         d_model=d_model,
-        intermediate_size=fields.integer("intermediate_size"),
-        n_layers=len(windows),
+        intermediate_size=inner,
+        n_layers=n_layers,
         **norm,
-        tie_word_embeddings=fields.boolean("tie_word_embeddings"),
-        max_position_embeddings=fields.integer("max_position_embeddings", None),
+        plain_norms=plain_norms,
+        tie_word_embeddings=fields.boolean("tie_word_embeddings", defaults["tie_word_embeddings"]),
+        max_position_embeddings=_longest(positions, rope),
         bos_token_id=bos[0] if bos else None,
-        eos_token_ids=fields.ids("eos_token_id", vocab_size),
-        layers=tuple({**block, "window": window} for window in windows),
+        eos_token_ids=_in_vocabulary(fields.ids("eos_token_id"), vocab_size),
+        layers=tuple(
+            _layer(
+                block,
+                windows[i],
+                rope[SLIDING if windows[i] else FULL] if turned[i] else {"rope_dim": 0},
+                by_layer * (i + 1),
+            )
+            for i in range(n_layers)
+        ),
+        **model,
     )
-    _refuse_the_rest(fields, model_type)
+    _refuse_the_rest(fields, family, model_type)
     return config
 
 
-def _check_architecture(fields, model_type):
+def _spellings(family):
+    """Names of fields in a family that differ from those used here."""
+    own = {"norm_eps": (family.eps,)} if family.eps else {}
+    return {**own, "hidden_act": (family.act,), **family.spellings}
+
+
+def _check_architecture(fields, family, model_type):
+    """Accept the class with the output head and the model without it, whose head is then the embedding."""
     names = fields.take("architectures", [])
-    wanted = f"{model_type}forcausallm"
-    if not isinstance(names, list) or (names and wanted not in (str(name).lower() for name in names)):
+    stem = re.sub("(ForCausalLM|LMHeadModel|ForConditionalGeneration)$", "", family.architecture)
+    wanted = {name.lower() for name in (family.architecture, f"{stem}Model")}
+    if not isinstance(names, list) or (names and not wanted & {str(name).lower() for name in names}):
         raise fields.wrong("architectures", names, f"that of {model_type} for causal language models")
+    for name, code in (
+        fields.inner("auto_map") or {}
+    ).items():  # its own copy of the code, which is never run
+        if not str(code).rpartition(".")[2].startswith(stem):
+            raise fields.wrong(f"auto_map.{name}", code, f"a class of {model_type}, {stem}...")
 
 
-def _heads(fields, d_model):
-    n_heads = fields.integer("num_attention_heads")
-    n_kv_heads = fields.integer("num_key_value_heads", n_heads)
+def _unless_null(fields, name, defaults):
+    return None if fields.is_null(name) else defaults[name]
+
+
+def _in_vocabulary(ids, vocab_size):
+    return tuple(i for i in ids if i < vocab_size)
+
+
+def _heads(fields, family, defaults, d_model):
+    n_heads = fields.integer("num_attention_heads", defaults["num_attention_heads"])
+    n_kv_heads = n_heads
+    if family.kv_heads:
+        null = fields.is_null("num_key_value_heads")
+        n_kv_heads = fields.integer(
+            "num_key_value_heads", (not null and defaults["num_key_value_heads"]) or n_heads
+        )
     if n_heads % n_kv_heads:
         raise fields.wrong("num_key_value_heads", n_kv_heads, f"a divisor of num_attention_heads = {n_heads}")
-    head_dim = fields.integer("head_dim", None)
+    default = None if fields.is_null("head_dim") else defaults["head_dim"]
+    head_dim = fields.integer("head_dim", default)
     if head_dim is None:
         if d_model % n_heads:
-            raise fields.wrong(
-                "hidden_size", d_model, f"a multiple of num_attention_heads = {n_heads}, or head_dim given"
-            )
+            hint = ", or head_dim given" if family.head_dim else ""
+            wanted = f"a multiple of num_attention_heads = {n_heads}{hint}"
+            raise fields.wrong("hidden_size", d_model, wanted)
         head_dim = d_model // n_heads
+    if not family.head_dim and head_dim * n_heads != d_model:
+        raise fields.wrong("head_dim", head_dim, f"hidden_size / num_attention_heads = {d_model} / {n_heads}")
     if head_dim % 2:
         raise fields.wrong("head_dim", head_dim, "even")
     return {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": head_dim}
 
 
-def _rope(fields):
-    """Read both spellings: ``rope_parameters``, or the older ``rope_theta`` and ``rope_scaling``."""
-    thetas, scalings = {"rope_theta": fields.number("rope_theta", None)}, {}
-    for name in ("rope_parameters", "rope_scaling"):
-        entries = fields.inner(name)
-        if entries is None:
-            continue
-        inside = Fields(entries, f"{fields.where}: {name}")
-        thetas[f"{name}.rope_theta"] = inside.number("rope_theta", None)
-        if inside.left.get("partial_rotary_factor") == 1:
-            inside.take("partial_rotary_factor")
-        if "type" not in inside.left:
-            inside.left.setdefault("rope_type", "default")
-        scalings[name] = admit_rope_scaling(inside.left, name, fields.where)
-    thetas = {name: theta for name, theta in thetas.items() if theta is not None}
-    return {
-        "rope_theta": _agreed(thetas, 10000.0, fields.where),
-        "rope_scaling": _agreed(scalings, None, fields.where),
-    }
+def _options(fields, family, d_model):
+    """Return what the family's row says of the options of its blocks and of the model."""
+    read = {}
+
+    def value(source):
+        if source == ROOT_OF_WIDTH:
+            return math.sqrt(d_model)
+        if not isinstance(source, (Switch, Number, InverseRoot)):
+            return source
+        if source.field not in read:
+            read[source.field] = _field(fields, source)
+        found = read[source.field]
+        if isinstance(source, Switch):
+            return source.on if found else source.off
+        return 1 / math.sqrt(found) if isinstance(source, InverseRoot) else found
+
+    options = {name: value(source) for name, source in family.options.items()}
+    model = {name: value(source) for name, source in family.model.items()}
+    return options, {**model, "plain_norms": value(family.plain_norms)}
 
 
-def _agreed(found, default, where):
-    """Return the one value that several fields, by name, give."""
-    if not found:
-        return default
-    (first, value), *others = found.items()
-    for name, other in others:
-        if other != value:
-            raise ValueError(f"{where}: {first} = {value} and {name} = {other} contradict each other")
-    return value
+def _field(fields, source):
+    if isinstance(source, Switch):
+        return fields.boolean(source.field, source.default)
+    off = isinstance(source, Number) and source.off and fields.is_null(source.field)
+    return fields.number(source.field, None if off else source.default)
 
 
-def _windows(fields, pattern, n_layers):
-    """Return the window of each layer; 0 is full attention."""
-    window, first, on = 0, 0, True
-    if pattern == "by_layer":
-        on = fields.boolean("use_sliding_window")
-        first = fields.integer("max_window_layers", 28, minimum=0)
-    if pattern != "none":
-        absent = 0 if "sliding_window" in fields.left else 4096  # null is off; no such field means 4096
-        window = fields.integer("sliding_window", absent) * on
-    windows = [window if i >= first else 0 for i in range(n_layers)]
-
-    kinds = fields.take("layer_types")
-    if kinds is None:
-        return windows
-    if not isinstance(kinds, list):
-        raise fields.wrong("layer_types", kinds, "a list with one entry per layer")
-    if len(kinds) != n_layers:
-        raise ValueError(
-            f"{fields.where}: layer_types must have one entry per layer, num_hidden_layers = {n_layers}, "
-            f"but it has {counted(len(kinds), 'entry', 'entries')}"
-        )
-    for i, kind in enumerate(kinds):
-        if kind not in ("full_attention", "sliding_attention"):
-            raise fields.wrong(f"layer_types[{i}]", kind, "full_attention or sliding_attention")
-        if kind == "sliding_attention" and not window:
-            raise ValueError(
-                f"{fields.where}: layer_types[{i}] is sliding_attention, but the model has no sliding window"
-            )
-        if kind == "full_attention" and window and pattern != "by_layer":
-            raise ValueError(
-                f"{fields.where}: layer_types[{i}] is full_attention, but in this family every layer has the "
-                f"sliding window, {window}"
-            )
-    return [window if kind == "sliding_attention" else 0 for kind in kinds]
+def _layer(block, window, rope, divisor):
+    """Options of one layer; a `divisor` above 0 divides the scale of the scores once more."""
+    options = {**block, **rope, "window": window}
+    if divisor:
+        scale = options.get("attn_scale") or 1 / math.sqrt(options["head_dim"])
+        options["attn_scale"] = scale / divisor
+    return options
 
 
-def _refuse_the_rest(fields, model_type):
+def _longest(positions, rope):
+    """Return how long a text the model was made for: some kinds of scaling reach beyond the field."""
+    scaling = rope[FULL].get("rope_scaling") or {}
+    if scaling.get("type") == "dynamic":
+        return None
+    if scaling.get("type") == "yarn" and positions is not None:
+        return max(positions, int(scaling["factor"] * scaling["original_max_position_embeddings"]))
+    return positions
+
+
+def _refuse_the_rest(fields, family, model_type):
     for name, value in fields.left.items():
-        allowed = families.FIXED.get(name, ())
-        if value is None or name in families.HARMLESS:
+        if value is None or name in HARMLESS or name in family.ignored:
             continue
+        if name in family.echoes:
+            wanted = fields.taken[family.echoes[name]]
+            if value != wanted:
+                raise fields.wrong(name, value, f"{wanted}, as {family.echoes[name]} says")
+            continue
+        allowed = family.only.get(name, FIXED.get(name, ()))
         if not any(type(value) is type(v) and value == v for v in allowed):
-            wanted = "".join(f"{json.dumps(v)} or " for v in allowed[:1])
+            wanted = "".join(f"{json.dumps(v)} or " for v in allowed)
             raise ValueError(
                 f"{fields.where}: {name} = {shown(value)} is not honoured for {model_type}; wanted is "
                 f"{wanted}no such field"

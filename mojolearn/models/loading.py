@@ -4,10 +4,14 @@ import numpy as np
 
 from mojolearn.block import TransformerBlock
 from mojolearn.buffers import first_nonfinite
-from mojolearn.layers import Linear, Norm
-from mojolearn.models import families
+from mojolearn.layers import Norm
 from mojolearn.models.checkpoint import Checkpoint
 from mojolearn.models.config import CALLER, read_config
+from mojolearn.models.embedding import Embedding
+from mojolearn.models.families import FAMILIES
+from mojolearn.models.head import Head
+from mojolearn.models.progress import with_progress
+from mojolearn.models.recipes import layer_weights
 from mojolearn.options import MOST_POSITIONS
 from mojolearn.scalars import admit_choice, admit_integer
 from mojolearn.weights import STORAGE, narrow, widen
@@ -27,67 +31,117 @@ def load_parts(path, weight_format, max_positions):
         The keyword arguments of `CausalLM`.
     """
     config = read_config(path)
-    if max_positions is not None:
-        max_positions = admit_integer(max_positions, "max_positions", CALLER, 1, MOST_POSITIONS)
-    elif config.max_position_embeddings is not None:
-        max_positions = min(config.max_position_embeddings, MOST_POSITIONS)
+    max_positions = _ceiling(config, max_positions)
     checkpoint = Checkpoint(path)
     if weight_format is None:
         stored = checkpoint.matrix_dtypes()
         weight_format = next((name for name, dtype in STORAGE.items() if stored == {dtype}), "float32")
     admit_choice(weight_format, "weight_format", CALLER, tuple(STORAGE))
 
-    shape = (config.vocab_size, config.d_model)
-    embedding = _take_finite(checkpoint, families.EMBEDDING, shape)
-    norm = _take_finite(checkpoint, families.FINAL_NORM, (config.d_model,))
-    head, head_name = embedding, families.EMBEDDING
-    if families.HEAD in checkpoint or not config.tie_word_embeddings:
-        head, head_name = _take_finite(checkpoint, families.HEAD, shape), families.HEAD
-    if (
-        config.tie_word_embeddings
-        and head is not embedding
-        and not np.array_equal(widen(head), widen(embedding))
-    ):
-        raise ValueError(
-            f"{CALLER}: {path}: {families.HEAD} must equal {families.EMBEDDING}, as tie_word_embeddings is true"
-        )
-    head = _stored(head, weight_format, f"{CALLER}: {path}: {head_name}")
-    head = Linear(head)
+    layout = FAMILIES[config.model_type].layout
+    roots = (root for root in layout.roots if f"{root}{layout.embedding}.weight" in checkpoint)
+    root = next(roots, layout.roots[0])
+    embedding_name = f"{root}{layout.embedding}.weight"
+    embedding = _take_finite(checkpoint, embedding_name, (config.vocab_size, config.d_model))
+    positions = None
+    if config.position_offset is not None:
+        rows = config.max_position_embeddings + config.position_offset
+        positions = _take_finite(checkpoint, f"{root}{layout.positions}.weight", (rows, config.d_model))
+        positions = widen(positions)[config.position_offset :]
+    norm = _final_norm(checkpoint, config, f"{root}{layout.norm}")
+    head = _head(checkpoint, config, layout, embedding, embedding_name, weight_format)
     blocks = []
-    for layer in range(config.n_layers):
-        blocks.append(_block(checkpoint, config, layer, weight_format, max_positions))
+    for layer in with_progress(range(config.n_layers), "layer"):
+        prefix = f"{root}{layout.layers.format(layer)}"
+        blocks.append(_block(checkpoint, config, layout, prefix, layer, weight_format, max_positions))
         checkpoint.release()  # packed by now: without this the file would be in memory twice
-    checkpoint.finish(families.IGNORED_TENSORS)
+    checkpoint.finish(layout.ignored)
     return {
         "config": config,
         "blocks": blocks,
-        "embedding": embedding,
-        "norm": Norm(config.norm, widen(norm), eps=config.norm_eps),
+        "embedding": Embedding(embedding, config.embedding_multiplier, positions),
+        "norm": norm,
         "head": head,
         "weight_format": weight_format,
         "max_positions": max_positions,
     }
 
 
-def _block(checkpoint, config, layer, weight_format, max_positions):
-    weights = {}
-    for name, shape in config.tensor_shapes(layer).items():
-        part, _, leaf = name.partition(".")
-        stored_name = f"{families.LAYER.format(layer)}{families.TENSORS[part]}.{leaf}"
-        array = checkpoint.take(stored_name, shape)
+def _ceiling(config, max_positions):
+    """Return the ceiling on positions: what the caller asks for, or what the config says."""
+    most = config.max_position_embeddings
+    if max_positions is not None:
+        max_positions = admit_integer(max_positions, "max_positions", CALLER, 1, MOST_POSITIONS)
+        if config.position_offset is not None and max_positions > most:
+            raise ValueError(
+                f"{CALLER}: max_positions must be at most {most}, the number of positions that the model has "
+                f"learned, not {max_positions}"
+            )
+        return max_positions
+    return None if most is None else min(most, MOST_POSITIONS)
+
+
+def _final_norm(checkpoint, config, name):
+    if config.norm is None:
+        return None
+    shape, bias = (config.d_model,), None
+    if config.plain_norms:
+        weight = np.ones(shape, np.float32)
+    else:
+        weight = widen(_take_finite(checkpoint, f"{name}.weight", shape))
+        bias = widen(_take_finite(checkpoint, f"{name}.bias", shape)) if config.norm_bias else None
+    return Norm(config.norm, weight, bias, config.norm_eps)
+
+
+def _head(checkpoint, config, layout, embedding, embedding_name, weight_format):
+    name = next((name for name in layout.heads if f"{name}.weight" in checkpoint), layout.heads[0])
+    weight, weight_name = embedding, embedding_name
+    if f"{name}.weight" in checkpoint or not config.tie_word_embeddings:
+        weight_name = f"{name}.weight"
+        weight = _take_finite(checkpoint, weight_name, embedding.shape)
+    tied = weight is embedding or not config.tie_word_embeddings
+    if not tied and not np.array_equal(widen(weight), widen(embedding)):
+        raise ValueError(
+            f"{checkpoint.where}: {weight_name} must equal {embedding_name}, as tie_word_embeddings is true"
+        )
+    bias = None
+    if config.head_bias:
+        bias = widen(_take_finite(checkpoint, f"{name}.bias", (config.vocab_size,)))
+    return Head(
+        _stored(weight, weight_format, f"{checkpoint.where}: {weight_name}"),
+        bias,
+        multiplier=config.logit_multiplier,
+        divisor=config.logit_divisor,
+        softcap=config.logit_softcap,
+    )
+
+
+def _block(checkpoint, config, layout, prefix, layer, weight_format, max_positions):
+    options = config.layers[layer]
+    weights, origins = layer_weights(
+        checkpoint,
+        layout,
+        prefix,
+        config.tensor_shapes(layer),
+        options["head_dim"],
+        plain_norms=config.plain_norms,
+    )
+    for name, array in weights.items():
         weights[name] = array if array.dtype == STORAGE[weight_format] else widen(array)
-    options = {**config.layers[layer], "max_positions": max_positions, "weight_format": weight_format}
+    options = {**options, "max_positions": max_positions, "weight_format": weight_format}
     try:
         return TransformerBlock(weights, **options)
     except (TypeError, ValueError) as error:
-        raise retold(error, f"{checkpoint.where}: layer {layer}") from error
+        where = f"{checkpoint.where}: layer {layer}"
+        origin = next((o for name, o in origins.items() if f": {name}" in str(error)), None)
+        raise retold(error, where, f" (of {origin})" if origin else "") from error
 
 
-def retold(error, where):
+def retold(error, where, hint=""):
     """Return a block's error as one of the model: where it happened, instead of the block's public name."""
     name, _, reason = str(error).partition(": ")
     kind_of_error = next(k for k in (TypeError, MemoryError, ValueError) if isinstance(error, k))
-    return kind_of_error(f"{where}: {reason or name}")
+    return kind_of_error(f"{where}: {reason or name}{hint}")
 
 
 def _take_finite(checkpoint, name, shape):

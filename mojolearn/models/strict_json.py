@@ -56,25 +56,42 @@ class Fields:
         The object.
     where : str
         What messages start with.
+    spellings : dict of str to tuple of str, optional
+        Other names that a field may have; those that are given must agree.
 
     Attributes
     ----------
     left : dict
         The fields that were not taken yet.
+    taken : dict
+        The others: what each was taken to be.
     """
 
-    def __init__(self, raw, where):
+    def __init__(self, raw, where, spellings=None):
         self.left = dict(raw)
         self.where = where
+        self.taken = {}
+        self._spellings = spellings or {}
 
     def wrong(self, name, value, wanted):
         """Return the error to raise for a field."""
         return ValueError(f"{self.where}: {name} must be {wanted}, not {shown(value)}")
 
+    def spelt(self, name):
+        """Return the names under which a field is given, or else the first that it may have."""
+        names = dict.fromkeys((*self._spellings.get(name, ()), name))
+        return [n for n in names if n in self.left] or [next(iter(names))]
+
+    def is_null(self, name):
+        """Whether the field is given, as null."""
+        return all(n in self.left and self.left[n] is None for n in self.spelt(name))
+
     def take(self, name, default=None):
         """Take a field of any kind."""
-        value = self.left.pop(name, None)
-        return default if value is None else value
+        given = {n: self.left.pop(n, None) for n in self.spelt(name)}
+        value = agreed({n: v for n, v in given.items() if v is not None}, default, self.where)
+        self.taken[name] = value
+        return value
 
     def integer(self, name, *default, minimum=1, maximum=MOST):
         """Take an integer in range; it is required unless a default is given."""
@@ -92,12 +109,13 @@ class Fields:
         """Take one of the keys of `choices`, and return its value."""
         return choices[self._admit(admit_choice, name, (default,), choices)]
 
-    def ids(self, name, vocab_size):
+    def ids(self, name):
         """Take one token id or a list of them, as a tuple."""
+        spelt = self.spelt(name)[0]
         value = self.take(name, [])
         several = value if isinstance(value, list) else [value]
-        if not all(type(v) is int and 0 <= v < vocab_size for v in several):
-            raise self.wrong(name, value, f"ids from 0 to {vocab_size - 1}")
+        if not all(type(v) is int and 0 <= v <= MOST for v in several):
+            raise self.wrong(spelt, value, "a token id or a list of them")
         return tuple(several)
 
     def inner(self, name):
@@ -110,15 +128,30 @@ class Fields:
         return {k: v for k, v in value.items() if v is not None}
 
     def _admit(self, admit, name, default, *limits):
+        spelt = self.spelt(name)[0]
         value = self.take(name)
-        if value is None and default:
-            return default[0]
         if value is None:
-            raise ValueError(f"{self.where}: {name} is missing")
-        try:
-            return admit(value, name, self.where, *limits)
-        except TypeError as error:  # of the file, our argument, this is a wrong value
-            raise ValueError(str(error)) from None
+            if not default:
+                raise ValueError(f"{self.where}: {spelt} is missing")
+            value = default[0]
+        else:
+            try:
+                value = admit(value, spelt, self.where, *limits)
+            except TypeError as error:  # of the file, our argument, this is a wrong value
+                raise ValueError(str(error)) from None
+        self.taken[name] = value
+        return value
+
+
+def agreed(found, default, where):
+    """Return the one value that several fields, by name, give; ``ValueError`` where they differ."""
+    if not found:
+        return default
+    (first, value), *others = found.items()
+    for name, other in others:
+        if other != value:
+            raise ValueError(f"{where}: {first} = {value} and {name} = {other} contradict each other")
+    return value
 
 
 def _no_constant(name):

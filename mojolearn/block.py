@@ -57,8 +57,8 @@ class TransformerBlock:
     residual : {"sequential", "parallel", "parallel_shared"}
         MLP after attention, or beside it, behind its own norm or the same one; ``residual_multiplier`` (1.0) is the
         factor of what both add.
-    mlp : {"swiglu", "geglu", "geglu_tanh", "gelu", "gelu_tanh", "relu", "relu2"}
-        The first three are gated.
+    mlp : {"swiglu", "geglu", "geglu_tanh", "reglu", "relu2glu", "silu", "gelu", "gelu_tanh", "relu", "relu2"}
+        The first five are gated.
     qk_norm : {False, True, "full", "layernorm"}
         Norm of q and k, over each head, over the whole width, or as a LayerNorm of each head, which may have a bias
         (``qk_norm_bias``). ``qkv_clip`` limits q, k and v before it.

@@ -28,7 +28,8 @@ RESIDUALS = ("sequential", "parallel", "parallel_shared")
 QK_NORMS = ("full", "layernorm")
 WEIGHT_FORMATS = ("float32", "bfloat16", "float16")
 GATED_MLPS = {"swiglu": "silu", "geglu": "gelu_erf", "geglu_tanh": "gelu_tanh"}
-PLAIN_MLPS = {"gelu": "gelu_erf", "gelu_tanh": "gelu_tanh", "relu": "relu", "relu2": "relu2"}
+GATED_MLPS |= {"reglu": "relu", "relu2glu": "relu2"}
+PLAIN_MLPS = {"silu": "silu", "gelu": "gelu_erf", "gelu_tanh": "gelu_tanh", "relu": "relu", "relu2": "relu2"}
 ACTIVATIONS = GATED_MLPS | PLAIN_MLPS
 
 
@@ -71,8 +72,8 @@ class BlockOptions:
         behind the one of attention. The parallel forms go with ``norm_placement="pre"`` only.
     residual_multiplier : float, default 1.0
         Factor of what attention and MLP add to the residual.
-    mlp : {"swiglu", "geglu", "geglu_tanh", "gelu", "gelu_tanh", "relu", "relu2"}
-        The first three have a gate; "relu2" is the square of "relu".
+    mlp : {"swiglu", "geglu", "geglu_tanh", "reglu", "relu2glu", "silu", "gelu", "gelu_tanh", "relu", "relu2"}
+        The first five have a gate; "relu2" is the square of "relu".
     qk_norm : {False, True, "full", "layernorm"}
         Normalise q and k before the rotation: each head by its root mean square (one weight for all heads), the whole
         width by its root mean square, or each head as in LayerNorm (a weight for every head and column).

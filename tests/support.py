@@ -2,7 +2,7 @@
 
 import numpy as np
 
-GATED = ("swiglu", "geglu", "geglu_tanh")
+GATED = ("swiglu", "geglu", "geglu_tanh", "reglu", "relu2glu")
 
 
 def bits(a):

@@ -44,6 +44,7 @@ EACH_OPTION = [
     {"qk_norm": "layernorm", "n_kv_heads": 2}, {"qk_norm": "layernorm", "qk_norm_bias": True},
     {"qk_norm": "layernorm", "norm": "layernorm_offset"}, {"rope_dim": 0}, {"rope_interleaved": True},
     {"rope_interleaved": True, "rope_dim": 4}, {"mlp": "relu"}, {"mlp": "relu2"}, {"mlp": "relu2", "mlp_bias": True},
+    {"mlp": "reglu"}, {"mlp": "relu2glu"}, {"mlp": "silu"},
     {"qkv_clip": 0.3}, {"qkv_clip": 0.3, "qk_norm": True, "qkv_bias": True}, {"rope_scaling": YARN},
     {"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False}}, {"rope_scaling": DYNAMIC},
     {"rope_scaling": LONGROPE}, {"rope_scaling": LONGROPE | {"attention_factor": 1.3}},

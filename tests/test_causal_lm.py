@@ -425,6 +425,18 @@ class TestTiedHead:
         rewrite(folder, lambda named: named.update({HEAD: named[EMBEDDING]}))
         assert CausalLM.load(folder).vocab_size == 40
 
+    @pytest.mark.parametrize("weight_format", ["float32", "bfloat16", "float16"])
+    def test_embedding_is_held_once(self, tmp_path, weight_format, bits):
+        """The rows come out of the packed head, whatever its format."""
+        folder = write_model(tmp_path, tie_word_embeddings=True)
+        rewrite(folder, lambda named: named.update({name: coarse(array) for name, array in named.items()}))
+        lm = CausalLM.load(folder, weight_format=weight_format)
+        assert lm._embedding.matrix is lm._head.linear
+        ids = np.array([[3, 39, 0], [17, 16, 15]])
+        np.testing.assert_array_equal(
+            bits(lm._embedding(ids, 0)), bits(coarse(tensors(config())[EMBEDDING])[ids])
+        )
+
     def test_another_head_is_refused(self, tmp_path):
         folder = write_model(tmp_path, tie_word_embeddings=True)
         rewrite(folder, lambda named: named.update({HEAD: named[EMBEDDING] * np.float32(2)}))

@@ -668,6 +668,8 @@ def test_harmless_fields_change_nothing(name):
         ),
         ({"model_type": "nemotron", "rope_percent": 1.0}, ["rope_percent", "1.0", "0.5"]),
         ({"model_type": "gpt2", "add_cross_attention": True}, ["add_cross_attention = True"]),
+        ({"model_type": "gpt2", "n_positions": None}, ["n_positions", "None", "learned"]),
+        ({"model_type": "opt", "max_position_embeddings": None}, ["max_position_embeddings", "learned"]),
         ({"model_type": "stablelm", "head_dim": 4}, ["head_dim", "4", "32 / 4"]),
         ({"model_type": "smollm3", "no_rope_layers": [1]}, ["no_rope_layers", "1 entry"]),
         ({"model_type": "smollm3", "no_rope_layers": [1, 2]}, ["no_rope_layers", "[1, 2]"]),

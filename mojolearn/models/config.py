@@ -159,6 +159,10 @@ def parse_config(raw, where):
     positions = fields.integer(
         "max_position_embeddings", _unless_null(fields, "max_position_embeddings", defaults)
     )
+    if positions is None and "position_offset" in family.model:
+        raise fields.wrong(
+            fields.spelt("max_position_embeddings")[0], None, "an integer: positions are learned"
+        )
     n_layers = fields.integer("num_hidden_layers", defaults["num_hidden_layers"], maximum=10_000)
     windows, turned = read_layer_types(fields, family, defaults["sliding_window"], n_layers)
     rope = read_rope(fields, family, defaults, heads["head_dim"], positions)

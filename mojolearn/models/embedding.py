@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from mojolearn.layers import Linear
 from mojolearn.weights import widen
 
 
@@ -10,8 +11,8 @@ class Embedding:
 
     Parameters
     ----------
-    matrix : ndarray of shape (vocab_size, d_model)
-        One row per token, in storage format.
+    matrix : ndarray of shape (vocab_size, d_model) or Linear
+        One row per token, in storage format; packed where it is the output head as well.
     multiplier : float, default 1.0
         Factor of the rows.
     positions : ndarray of float32, shape (max_positions, d_model), optional
@@ -43,7 +44,7 @@ class Embedding:
         ndarray of float32, C-contiguous, shape (B, L, d_model)
             New memory.
         """
-        x = widen(self.matrix[ids])
+        x = widen(self.matrix.rows(ids) if isinstance(self.matrix, Linear) else self.matrix[ids])
         if self.multiplier != 1:
             with np.errstate(over="ignore", under="ignore"):  # the first layer refuses what is not finite
                 x = x * np.float32(self.multiplier)

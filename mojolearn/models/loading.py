@@ -16,6 +16,8 @@ from mojolearn.options import MOST_POSITIONS
 from mojolearn.scalars import admit_choice, admit_integer
 from mojolearn.weights import STORAGE, narrow, widen
 
+PIECE = 1024  # rows that are widened at once, only to be looked at
+
 
 def load_parts(path, weight_format, max_positions):
     """Load everything that `CausalLM` is made of.
@@ -47,9 +49,12 @@ def load_parts(path, weight_format, max_positions):
     if config.position_offset is not None:
         rows = config.max_position_embeddings + config.position_offset
         positions = _take_finite(checkpoint, f"{root}{layout.positions}.weight", (rows, config.d_model))
-        positions = widen(positions)[config.position_offset :]
+        positions = np.array(widen(positions[config.position_offset :]))
     norm = _final_norm(checkpoint, config, f"{root}{layout.norm}")
     head = _head(checkpoint, config, layout, embedding, embedding_name, weight_format)
+    # Packed rows can be read as well: where the head is the embedding there is no second copy of it.
+    embedding = head.linear if config.tie_word_embeddings else np.array(embedding)
+    checkpoint.release()
     blocks = []
     for layer in with_progress(range(config.n_layers), "layer"):
         prefix = f"{root}{layout.layers.format(layer)}"
@@ -88,8 +93,8 @@ def _final_norm(checkpoint, config, name):
     if config.plain_norms:
         weight = np.ones(shape, np.float32)
     else:
-        weight = widen(_take_finite(checkpoint, f"{name}.weight", shape))
-        bias = widen(_take_finite(checkpoint, f"{name}.bias", shape)) if config.norm_bias else None
+        weight = _take_vector(checkpoint, f"{name}.weight", shape)
+        bias = _take_vector(checkpoint, f"{name}.bias", shape) if config.norm_bias else None
     return Norm(config.norm, weight, bias, config.norm_eps)
 
 
@@ -100,13 +105,13 @@ def _head(checkpoint, config, layout, embedding, embedding_name, weight_format):
         weight_name = f"{name}.weight"
         weight = _take_finite(checkpoint, weight_name, embedding.shape)
     tied = weight is embedding or not config.tie_word_embeddings
-    if not tied and not np.array_equal(widen(weight), widen(embedding)):
+    if not tied and not _equal(weight, embedding):
         raise ValueError(
             f"{checkpoint.where}: {weight_name} must equal {embedding_name}, as tie_word_embeddings is true"
         )
     bias = None
     if config.head_bias:
-        bias = widen(_take_finite(checkpoint, f"{name}.bias", (config.vocab_size,)))
+        bias = _take_vector(checkpoint, f"{name}.bias", (config.vocab_size,))
     return Head(
         _stored(weight, weight_format, f"{checkpoint.where}: {weight_name}"),
         bias,
@@ -145,10 +150,10 @@ def retold(error, where, hint=""):
 
 
 def _take_finite(checkpoint, name, shape):
-    """Take a tensor out of the checkpoint, in memory of our own, and check that all its values are numbers."""
-    array = np.array(checkpoint.take(name, shape))
-    for first in range(0, len(array), 1024):
-        at = first_nonfinite(widen(array[first : first + 1024]))
+    """Take a tensor out of the checkpoint, in the memory of the file, and check that all its values are numbers."""
+    array = checkpoint.take(name, shape)
+    for first in range(0, len(array), PIECE):
+        at = first_nonfinite(widen(array[first : first + PIECE]))
         if at is not None:
             index = np.unravel_index(first * array[0].size + at, shape)
             place = ", ".join(map(str, index))
@@ -156,6 +161,17 @@ def _take_finite(checkpoint, name, shape):
                 f"{checkpoint.where}: {name}[{place}] is {widen(array[index])}, not a finite number"
             )
     return array
+
+
+def _take_vector(checkpoint, name, shape):
+    """Take a vector, as float32 in memory of our own."""
+    return np.array(widen(_take_finite(checkpoint, name, shape)))
+
+
+def _equal(a, b):
+    """Whether two matrices of one shape hold the same numbers, in whatever formats."""
+    pieces = range(0, len(a), PIECE)
+    return all(np.array_equal(widen(a[i : i + PIECE]), widen(b[i : i + PIECE])) for i in pieces)
 
 
 def _stored(array, weight_format, where):

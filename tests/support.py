@@ -175,7 +175,7 @@ def random_options(rng):
         "norm_placement": choose(rng, "pre", "post", "both") if residual == "sequential" else "pre",
         "residual": residual,
         "residual_multiplier": choose(rng, 1.0, 1.0, 0.22, 1.7),
-        "mlp": choose(rng, options["mlp"], options["mlp"], "relu", "relu2"),
+        "mlp": choose(rng, options["mlp"], options["mlp"], "relu", "relu2", "reglu", "relu2glu", "silu"),
         "qk_norm": qk_norm,
         "qk_norm_bias": qk_norm == "layernorm" and choose(rng, False, True),
     }

@@ -65,6 +65,9 @@ def test_derived_values():
         ("gelu_tanh", False, "gelu_tanh"),
         ("relu", False, "relu"),
         ("relu2", False, "relu2"),
+        ("silu", False, "silu"),
+        ("reglu", True, "relu"),
+        ("relu2glu", True, "relu2"),
     ],
 )
 def test_mlp(mlp, gated, activation):

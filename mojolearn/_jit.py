@@ -15,6 +15,7 @@ import numba
 from numba.core import config
 
 from mojolearn._cache import kept
+from mojolearn._pieces import KernelCompiler, PieceCompiler
 from mojolearn._version import __version__
 
 PACKAGE = Path(__file__).parent
@@ -42,7 +43,12 @@ HAS_F16C = not IS_X86 or "+f16c" in CPU_FEATURES.split(",")
 def source_hash():
     """A short hash over the sources that compiled code depends on."""
     digest = hashlib.sha256()
-    for path in [PACKAGE / "_jit.py", PACKAGE / "_cache.py", *sorted((PACKAGE / "kernels").glob("*.py"))]:
+    for path in [
+        PACKAGE / "_jit.py",
+        PACKAGE / "_pieces.py",
+        PACKAGE / "_cache.py",
+        *sorted((PACKAGE / "kernels").glob("*.py")),
+    ]:
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
@@ -71,18 +77,28 @@ def kernel(function=None, *, parallel=False):
     """
     if function is None:
         return lambda f: kernel(f, parallel=parallel)
-    dispatcher = numba.njit(function, nogil=True, error_model="numpy", parallel=parallel)
+    dispatcher = numba.njit(
+        function, nogil=True, error_model="numpy", parallel=parallel, pipeline_class=KernelCompiler
+    )
     return dispatcher if CACHE_FOLDER is None or config.DISABLE_JIT else kept(dispatcher, CACHE_FOLDER)
+
+
+PIECE = {
+    "error_model": "numpy",
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+    "pipeline_class": PieceCompiler,
+}
 
 
 def helper(function):
     """Compile a piece that is called from kernels only, and always becomes part of them."""
-    return numba.njit(function, error_model="numpy", forceinline=True)
+    return numba.njit(function, forceinline=True, **PIECE)
 
 
 def part(function):
     """Compile a larger piece that kernels call: LLVM decides whether to copy it into them."""
-    return numba.njit(function, error_model="numpy")
+    return numba.njit(function, **PIECE)
 
 
 def plain(function):

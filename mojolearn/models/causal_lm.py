@@ -1,18 +1,19 @@
 """``CausalLM``: embedding, blocks, final norm and head of a checkpoint, run on token ids."""
 
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 from mojolearn.admission import settle
 from mojolearn.claims import Claim
 from mojolearn.models.decode import CausalLMDecodeSession
-from mojolearn.models.generation import TokenStream
+from mojolearn.models.generate import generate, stream
 from mojolearn.models.ids import admit_ids
 from mojolearn.models.loading import load_parts
 from mojolearn.models.model_state import admit_state, allocate
+from mojolearn.models.text import generate_text
 from mojolearn.models.tokenizer import Tokenizer
-from mojolearn.scalars import kind
 
 
 class CausalLM:
@@ -28,6 +29,8 @@ class CausalLM:
         Ceiling on the positions of tokens.
     weight_format : {"float32", "bfloat16", "float16"}
         How the matrices are stored. The arithmetic is float32 in every case.
+    path : pathlib.Path or None
+        Where the model was loaded from.
 
     Examples
     --------
@@ -39,12 +42,13 @@ class CausalLM:
     array([[   0, 1818,  305,  267,  670,  578,  282,  299]])
     """
 
-    def __init__(self, *, config, blocks, embedding, norm, head, weight_format, max_positions):
+    def __init__(self, *, config, blocks, embedding, norm, head, weight_format, max_positions, path=None):
         set_once = partial(object.__setattr__, self)
         set_once("config", config)
         set_once("blocks", tuple(blocks))
         set_once("weight_format", weight_format)
         set_once("max_positions", max_positions)
+        set_once("path", path)
         set_once("_embedding", embedding)
         set_once("_norm", norm)
         set_once("_head", head)
@@ -66,6 +70,17 @@ class CausalLM:
     def vocab_size(self):
         """Number of token ids."""
         return self.config.vocab_size
+
+    @property
+    def tokenizer(self):
+        """The tokenizer that lies with the checkpoint, loaded at first use; errors as `Tokenizer.load`."""
+        if "_tokenizer" not in vars(self):
+            if self.path is None:
+                raise ValueError(
+                    "CausalLM.tokenizer: the model was not loaded from a path; give a tokenizer yourself"
+                )
+            object.__setattr__(self, "_tokenizer", Tokenizer.load(self.path))
+        return self._tokenizer
 
     @classmethod
     def load(cls, path, *, weight_format=None, max_positions=None):
@@ -95,7 +110,7 @@ class CausalLM:
             Something in a file is malformed, not honoured, missing, left over, or not finite; the message names
             the file, what was found and what was wanted.
         """
-        return cls(**load_parts(path, weight_format, max_positions))
+        return cls(**load_parts(path, weight_format, max_positions), path=Path(path).absolute())
 
     def __repr__(self):
         return (
@@ -232,113 +247,7 @@ class CausalLM:
                 "CausalLM.load(..., max_positions=...) sets another ceiling"
             )
 
-    def generate(self, ids, max_new_tokens, *, greedy=True, seed=None, temperature=1.0, top_k=0, top_p=1.0,
-                 min_p=0.0, eos_token_id=None, pad_token_id=None):  # fmt: skip
-        """Continue every row of a batch of prompts.
-
-        Parameters
-        ----------
-        ids : array or nested list of int, shape (B, L)
-            Prompts of one length.
-        max_new_tokens : int
-            How many tokens to add to each row; 0 adds none.
-        greedy : bool, default True
-            Take the best token every time (the lowest id of equals). False draws from the distribution.
-        seed : int or sequence of int, optional
-            One for all rows, which then still differ from each other, or one per row: a row's tokens depend on its
-            seed and prompt alone. None takes a new seed each time; `stream` can tell which. Only with greedy=False.
-        temperature, top_k, top_p, min_p
-            What to draw from, see `mojolearn.models.sampling.Sampling`.
-        eos_token_id : int or sequence of int, optional
-            A row ends after any of these; None: no row ends early. ``lm.config.eos_token_ids`` has the model's own.
-        pad_token_id : int, optional
-            Fills up rows that have ended; None takes the first eos id.
-
-        Returns
-        -------
-        ndarray of int64, shape (B, L + max_new_tokens)
-            Prompt and continuation.
-
-        Raises
-        ------
-        TypeError, ValueError
-            For arguments that do not fit, and for more positions than ``max_positions``.
-        """
-        options = {
-            name: value for name, value in locals().items() if name not in ("self", "ids", "max_new_tokens")
-        }
-        ids = admit_ids(ids, self.vocab_size, "CausalLM.generate")
-        stream = TokenStream(self, ids, max_new_tokens, "CausalLM.generate", **options)
-        out = np.full((len(ids), ids.shape[1] + stream.max_new_tokens), stream.pad_token_id, np.int64)
-        out[:, : ids.shape[1]] = ids
-        for n, new in enumerate(stream, ids.shape[1]):
-            out[:, n] = new
-        return out
-
-    def stream(self, ids, max_new_tokens, **options):
-        """Continue every row of a batch of prompts, token by token.
-
-        Parameters
-        ----------
-        ids : array or nested list of int, shape (B, L)
-            Prompts of one length; they are run before `stream` returns.
-        max_new_tokens : int
-            At most so many tokens per row.
-        **options
-            As for `generate`.
-
-        Returns
-        -------
-        TokenStream
-            An iterator over the new ids, each time an int64 array of shape (B,), until all rows have ended. Its
-            attribute ``seed`` tells the seed in use.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As for `generate`.
-        """
-        return TokenStream(self, ids, max_new_tokens, "CausalLM.stream", **options)
-
-    def generate_text(self, prompt, max_new_tokens, *, tokenizer, **options):
-        """Continue a text.
-
-        Parameters
-        ----------
-        prompt : str
-            Its beginning.
-        max_new_tokens : int
-            How many tokens to add at most.
-        tokenizer : Tokenizer
-            That of the model.
-        **options
-            As for `generate`.
-
-        Returns
-        -------
-        str
-            Prompt and continuation.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As for `generate`, and for a prompt without any token.
-
-        Examples
-        --------
-        >>> from mojolearn.models import BUILT_IN
-        >>> from mojolearn.models.tokenizer import Tokenizer
-        >>> CausalLM.load(BUILT_IN).generate_text("Emma was", 5, tokenizer=Tokenizer.load(BUILT_IN))
-        'Emma was the first time of her'
-        """
-        method = "CausalLM.generate_text"
-        if not isinstance(tokenizer, Tokenizer):
-            raise TypeError(
-                f"{method}: tokenizer must be a Tokenizer, not {kind(tokenizer)}; see Tokenizer.load"
-            )
-        ids = tokenizer.encode(prompt)
-        if not ids:
-            raise ValueError(f"{method}: prompt must hold at least one token, not {prompt!r}")
-        stream = TokenStream(self, [ids], max_new_tokens, method, **options)
-        text = tokenizer.decode_stream(ids)
-        return prompt + "".join(text.step(int(new[0])) for new in stream) + text.flush()
+    # What makes text stands in files of its own; each is a function whose first argument is the model.
+    generate = generate
+    stream = stream
+    generate_text = generate_text

@@ -2,24 +2,45 @@
 
 import os
 
+from mojolearn.models.chat_template import (
+    admit_dicts,
+    admit_messages,
+    choose_template,
+    plain_data,
+    read_templates,
+    render_template,
+)
 from mojolearn.models.files import admit_file, admit_folder
 from mojolearn.models.strict_json import read_json
+from mojolearn.models.text_stream import TextStream
 from mojolearn.scalars import admit_integer, admit_switch, kind, shown
 
 CALLER = "Tokenizer.load"
+SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class Tokenizer:
-    """The tokenizer of a checkpoint folder; made by `Tokenizer.load`.
+    """The tokenizer of a checkpoint; made by `Tokenizer.load`, or of parts that come from elsewhere.
+
+    Parameters
+    ----------
+    backend : tokenizers.Tokenizer
+        Does the work; without truncation and padding.
+    bos_token_id, eos_token_id : int, optional
+        The tokens that begin and end a text.
+    add_bos : bool, optional
+        Whether `encode` begins with the former; None leaves it to the backend's own post-processor.
+    chat_templates : dict of str to str, optional
+        Templates for conversations by name; that of every day is called "default".
+    special_tokens : dict of str to str, optional
+        What templates may write, such as ``{"bos_token": "<s>"}``; None takes the texts of the two ids above.
 
     Attributes
     ----------
     vocab_size : int
         Number of tokens, special ones included.
-    bos_token_id, eos_token_id : int or None
-        The tokens that begin and end a text, as ``tokenizer_config.json`` names them.
-    add_bos : bool or None
-        Whether `encode` begins with the former; None leaves it to the tokenizer's own post-processor.
+    bos_token_id, eos_token_id, add_bos, chat_templates, special_tokens
+        As given; `load` takes them from ``tokenizer_config.json`` and the files of templates.
 
     Examples
     --------
@@ -31,16 +52,22 @@ class Tokenizer:
     'Emma was'
     """
 
-    def __init__(self, backend, *, bos_token_id=None, eos_token_id=None, add_bos=None):
+    def __init__(self, backend, *, bos_token_id=None, eos_token_id=None, add_bos=None, chat_templates=None,
+                 special_tokens=None):  # fmt: skip
         self._backend = backend
         self.bos_token_id = bos_token_id
         self.eos_token_id = eos_token_id
         self.add_bos = add_bos
+        self.chat_templates = dict(chat_templates or {})
+        if special_tokens is None:
+            named = {"bos_token": bos_token_id, "eos_token": eos_token_id}
+            special_tokens = {name: backend.id_to_token(i) for name, i in named.items() if i is not None}
+        self.special_tokens = dict(special_tokens)
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
 
     @classmethod
     def load(cls, folder):
-        """Load ``tokenizer.json`` and, where there is one, ``tokenizer_config.json``.
+        """Load ``tokenizer.json`` and, where they are, ``tokenizer_config.json`` and chat templates.
 
         Parameters
         ----------
@@ -77,15 +104,28 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
 
-        path = folder / "tokenizer_config.json"
-        settings = read_json(path, CALLER) if os.path.lexists(path) else {}
+        settings = {}
+        for name in (
+            "special_tokens_map.json",
+            "tokenizer_config.json",
+        ):  # the former is older, the latter decides
+            path = folder / name
+            settings |= read_json(path, CALLER) if os.path.lexists(path) else {}
         bos, eos = (_special(settings, name, backend, path) for name in ("bos_token", "eos_token"))
         add_bos = settings.get("add_bos_token")
         if add_bos is not None and not isinstance(add_bos, bool):
             raise ValueError(f"{CALLER}: {path}: add_bos_token must be true or false, not {shown(add_bos)}")
         if add_bos is None and bos is not None and bos == eos:
             add_bos = True  # one token separates the texts of the training data: every text begins after it
-        return cls(backend, bos_token_id=bos, eos_token_id=eos, add_bos=add_bos)
+        texts = {name: _content(settings.get(name)) for name in SPECIAL}
+        return cls(
+            backend,
+            bos_token_id=bos,
+            eos_token_id=eos,
+            add_bos=add_bos,
+            chat_templates=read_templates(folder, settings, path, CALLER),
+            special_tokens={name: text for name, text in texts.items() if isinstance(text, str)},
+        )
 
     def __repr__(self):
         return f"Tokenizer(vocab_size={self.vocab_size}, bos={self.bos_token_id}, eos={self.eos_token_id})"
@@ -178,64 +218,106 @@ class Tokenizer:
             stream.step(token)
         return stream
 
-    def _admit(self, token, method):
-        return admit_integer(token, "id", method, 0, self.vocab_size - 1)
-
-
-class TextStream:
-    """Text as its tokens come; made by `Tokenizer.decode_stream`."""
-
-    def __init__(self, tokenizer):
-        self._tokenizer = tokenizer
-        self._held = []  # tokens whose text is not out yet
-        self._restart()
-
-    def _restart(self):
-        from tokenizers.decoders import DecodeStream
-
-        self._stream = DecodeStream(skip_special_tokens=True)
-
-    def step(self, token):
-        """Take the next token and return the text that has become complete, often "".
+    def render_chat(self, messages, *, add_generation_prompt=True, tools=None, documents=None, template=None,
+                    **variables):  # fmt: skip
+        """Write a conversation as the text that the model was trained on.
 
         Parameters
         ----------
-        token : int
-            The next id.
+        messages : list of dict
+            The conversation: ``{"role": "user", "content": "Hello"}`` and so on.
+        add_generation_prompt : bool, default True
+            End with what introduces an answer.
+        tools, documents : list of dict, optional
+            What the template may describe to the model.
+        template : str, optional
+            Name of one of `chat_templates`, or a template; None takes "tool_use" for tools, if there is one,
+            otherwise "default".
+        **variables
+            Further variables of the template, such as ``enable_thinking=False``.
 
         Returns
         -------
         str
-            No part of a character, and no character that later tokens could still change.
-        """
-        token = self._tokenizer._admit(token, "TextStream.step")
-        self._held.append(token)
-        try:
-            text = self._stream.step(self._tokenizer._backend, token)
-        except (
-            Exception
-        ):  # bytes that fit together until now, and no longer (huggingface/tokenizers issue 1666)
-            self._restart()
-            return self.flush()
-        if text is None:
-            return ""
-        self._held.clear()
-        return text
+            The text, special tokens written out.
 
-    def flush(self):
-        """Return the text of the tokens still held back; incomplete characters become U+FFFD."""
-        text = self._tokenizer._backend.decode(self._held, skip_special_tokens=True) if self._held else ""
-        self._held.clear()
-        return text
+        Raises
+        ------
+        ImportError
+            The package jinja2 is not installed.
+        TypeError, ValueError
+            There is no such template, the messages are no plain data, or the template refuses them, fails, does
+            something that is not safe, or does not end.
+
+        Examples
+        --------
+        >>> from mojolearn.models import BUILT_IN
+        >>> tokenizer = Tokenizer.load(BUILT_IN)
+        >>> template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\\n{% endfor %}"
+        >>> tokenizer.render_chat([{"role": "Emma", "content": "Indeed!"}], template=template)
+        'Emma: Indeed!\\n'
+        """
+        return self._render(
+            "Tokenizer.render_chat", messages, add_generation_prompt, tools, documents, template, variables
+        )
+
+    def encode_chat(self, messages, *, add_generation_prompt=True, tools=None, documents=None, template=None,
+                    **variables):  # fmt: skip
+        """Turn a conversation into token ids: those of the text that `render_chat` gives.
+
+        The template alone decides about the bos token; one that it writes stands there once.
+
+        Parameters
+        ----------
+        messages, add_generation_prompt, tools, documents, template, **variables
+            As for `render_chat`.
+
+        Returns
+        -------
+        list of int
+            The ids.
+
+        Raises
+        ------
+        ImportError, TypeError, ValueError
+            As for `render_chat`.
+
+        Examples
+        --------
+        ``ids = tokenizer.encode_chat([{"role": "user", "content": "Hello"}])``
+        """
+        text = self._render(
+            "Tokenizer.encode_chat", messages, add_generation_prompt, tools, documents, template, variables
+        )
+        return self.encode(text, add_bos=False)
+
+    def _render(self, method, messages, add_generation_prompt, tools, documents, template, variables):
+        messages = admit_messages(messages, method)
+        source = choose_template(self.chat_templates, template, tools is not None, method)
+        given = {
+            **self.special_tokens,
+            **plain_data(variables, "variables", method),
+            "messages": messages,
+            "tools": admit_dicts(tools, "tools", method),
+            "documents": admit_dicts(documents, "documents", method),
+            "add_generation_prompt": admit_switch(add_generation_prompt, "add_generation_prompt", method),
+        }
+        return render_template(source, given, method)
+
+    def _admit(self, token, method):
+        return admit_integer(token, "id", method, 0, self.vocab_size - 1)
 
 
 def _special(settings, name, backend, path):
     """Return the id of the token that tokenizer_config.json names, as a string or as {"content": string}."""
-    token = settings.get(name)
-    token = token.get("content") if isinstance(token, dict) else token
+    token = _content(settings.get(name))
     if token is None:
         return None
     number = backend.token_to_id(token) if isinstance(token, str) else None
     if number is None:
         raise ValueError(f"{CALLER}: {path}: {name} must be a token of tokenizer.json, not {shown(token)}")
     return number
+
+
+def _content(token):
+    return token.get("content") if isinstance(token, dict) else token

@@ -11,6 +11,7 @@ from mojolearn import _jit, threads
 from mojolearn._version import NUMERICS_VERSION, __version__
 from mojolearn.block import TransformerBlock
 from mojolearn.kernels.softcap import softcap_parallel, softcap_serial
+from mojolearn.log_softmax import log_softmax
 from mojolearn.options import WEIGHT_FORMATS, BlockOptions
 from mojolearn.scalars import admit_choice
 from mojolearn.weights import narrow
@@ -51,6 +52,7 @@ def warmup(target="float32"):
         block.step(x[:, 0], state)
         with block.decode_session(state) as session:
             session.step(x[:, 0])
+        log_softmax(x[0], "warmup")
 
 
 def show_versions(file=None):

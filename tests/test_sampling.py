@@ -152,6 +152,13 @@ def test_min_p_is_relative_to_the_best():
     assert kept(logits_of(1, 8, 2, 4), min_p=1.0) == [1]
 
 
+@pytest.mark.parametrize("options", [{}, {"greedy": True}, {"greedy": False, "top_k": 3, "top_p": 0.5}])
+@pytest.mark.parametrize("zero", [0, 0.0, -0.0, np.float32(0)])
+def test_temperature_zero_takes_the_best(zero, options):
+    choose = Sampling("x", **{"greedy": False, "temperature": zero} | options).choose
+    assert {choose(np.array([1, 3, 2, 3], np.float32), 5, n) for n in range(20)} == {1}
+
+
 @pytest.mark.parametrize("temperature", [1e-30, 1e-44, 1e38])
 def test_extreme_temperatures(temperature):
     logits = np.array([1, 3, 2], np.float32)
@@ -192,8 +199,6 @@ def test_what_is_cut_off_does_not_matter(logits, base, n, options):
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"temperature": 0}, ValueError, ["temperature", "greedy"]),
-        ({"temperature": 0.0}, ValueError, ["temperature", "greedy"]),
         ({"temperature": -1}, ValueError, ["temperature", "-1"]),
         ({"temperature": math.nan}, ValueError, ["temperature", "nan"]),
         ({"temperature": math.inf}, ValueError, ["temperature", "inf"]),

@@ -8,11 +8,14 @@ import numpy as np
 from mojolearn.admission import settle
 from mojolearn.claims import Claim
 from mojolearn.models.decode import CausalLMDecodeSession
+from mojolearn.models.fingerprint import fingerprint
 from mojolearn.models.generate import generate, stream
 from mojolearn.models.ids import admit_ids
 from mojolearn.models.loading import load_parts
 from mojolearn.models.model_state import admit_state, allocate
-from mojolearn.models.text import generate_text
+from mojolearn.models.resume import resume
+from mojolearn.models.scoring import score
+from mojolearn.models.text import chat, generate_text, stream_chat, stream_text
 from mojolearn.models.tokenizer import Tokenizer
 
 
@@ -81,6 +84,13 @@ class CausalLM:
                 )
             object.__setattr__(self, "_tokenizer", Tokenizer.load(self.path))
         return self._tokenizer
+
+    @property
+    def fingerprint(self):
+        """A hash over the arithmetic and all weights, whatever their storage; computed at first use."""
+        if "_fingerprint" not in vars(self):
+            object.__setattr__(self, "_fingerprint", fingerprint(self))
+        return self._fingerprint
 
     @classmethod
     def load(cls, path, *, weight_format=None, max_positions=None):
@@ -250,4 +260,9 @@ class CausalLM:
     # What makes text stands in files of its own; each is a function whose first argument is the model.
     generate = generate
     stream = stream
+    resume = resume
     generate_text = generate_text
+    stream_text = stream_text
+    chat = chat
+    stream_chat = stream_chat
+    score = score

@@ -2,27 +2,34 @@
 
 import numpy as np
 
-from mojolearn.models.ids import admit_ids
-from mojolearn.models.sampling import OPTIONS, Sampling, fresh_seed, row_bases
-from mojolearn.scalars import admit_integer, did_you_mean
+from mojolearn.admission import admit_state as admit_cache
+from mojolearn.models.ids import admit_prompts
+from mojolearn.models.logprobs import empty_logprobs, fill_logprobs
+from mojolearn.models.model_state import admit_state, begin_from, replace_state
+from mojolearn.models.plan import GenerationPlan
+from mojolearn.models.stopping import StopStrings
+from mojolearn.models.suspend import save_stream
 
 
 class TokenStream:
-    """New tokens of a batch as they come; made by `CausalLM.stream`.
+    """New tokens of a batch as they come; made by `CausalLM.stream` and `CausalLM.resume`.
 
-    Everything is checked and the prompt is run at construction; iterating gives arrays of shape (B,). Rows are
+    Everything is checked and the prompts are run at construction; iterating gives arrays of shape (B,). Rows are
     independent: each has random numbers of its own, and one that has ended does not disturb the others.
 
     Parameters
     ----------
     lm : CausalLM
         The model.
-    ids : array or nested list of int, shape (B, L)
-        Prompts.
+    ids : array or nested list of int
+        Prompts: shape (B, L), or B sequences of any lengths.
     max_new_tokens : int
         At most so many tokens per row.
     method : str
         The public name that messages start with.
+    state : CausalLMState, optional
+        Holds the tokens before the prompts. It is written once: when the last token has come or the stream is
+        closed, and then holds all tokens that were given out.
     **options
         As for `CausalLM.generate`.
 
@@ -30,60 +37,286 @@ class TokenStream:
     ----------
     seed : int, sequence of int or None
         The seed in use, also where none was given; None if greedy.
+    max_new_tokens : int
+        As given.
+    state : CausalLMState or None
+        As given.
     """
 
-    def __init__(self, lm, ids, max_new_tokens, method, **options):
-        known = ("seed", "eos_token_id", "pad_token_id", *OPTIONS)
-        for name in options:
-            if name not in known:
-                raise TypeError(f"{method}: unknown option {name!r}{did_you_mean(name, known)}")
-        seed, eos_token_id, pad_token_id = (options.pop(name, None) for name in known[:3])
-        ids = admit_ids(ids, lm.vocab_size, method)
-        B, L = ids.shape
-        self.max_new_tokens = admit_integer(max_new_tokens, "max_new_tokens", method, 0)
-        self._sampling = Sampling(method, **options)
-        if seed is not None and self._sampling.greedy:
-            raise ValueError(
-                f"{method}: seed={seed} has no effect with greedy=True; give greedy=False to sample"
-            )
-        self._eos = _admit_eos(eos_token_id, lm.vocab_size, method)
-        if pad_token_id is None:
-            pad_token_id = self._eos[0] if self._eos else 0  # without an eos id nothing is ever filled up
-        self.pad_token_id = admit_integer(pad_token_id, "pad_token_id", method, 0, lm.vocab_size - 1)
-        greedy = self._sampling.greedy
-        self.seed = fresh_seed() if seed is None and not greedy else seed
-        bases = row_bases(0 if greedy else self.seed, B, method)
-        self._tokens = iter(())
-        if self.max_new_tokens:
-            lm._check_positions(L + self.max_new_tokens - 1, method)  # the last token is not run
-            state = lm.allocate_state(B, L + self.max_new_tokens - 1)
-            logits = lm._run(ids, state, 0, method, last=True)[:, 0]
-            self._tokens = self._generate(lm, state, logits, bases)
+    def __init__(self, lm, ids, max_new_tokens, method, *, state=None, **options):
+        rows = admit_prompts(ids, lm.vocab_size, method)
+        plan = GenerationPlan(lm, len(rows), max_new_tokens, method, **options)
+        groups = _grouped(lm, plan, rows, state, method)
+        self._set(lm, plan, method, rows, groups, state)
+        if self.max_new_tokens or state is not None:
+            for group in groups:
+                group.logits = lm._run(group.ids, group.state, group.position, method, last=True)[:, 0]
+                group.position += group.ids.shape[1]
+        self._end_if_over()
+
+    @classmethod
+    def _restored(cls, lm, plan, method, prompts, groups, state, new, logprobs):
+        """Make the stream that `save` has written; groups hold the tokens up to where it was."""
+        stream = cls.__new__(cls)
+        stream._set(lm, plan, method, prompts, groups, state)
+        for tokens in new:
+            stream._take(tokens)
+        if logprobs is not None:
+            for mine, saved in zip(stream._logprobs, logprobs, strict=True):
+                mine[:] = saved
+        stream._end_if_over()
+        return stream
+
+    def _set(self, lm, plan, method, prompts, groups, state):
+        self._lm, self._plan, self._method, self._groups = lm, plan, method, groups
+        self._prompts = prompts
+        self._new = np.zeros((len(prompts), plan.max_new_tokens), np.int64)
+        self._count = 0
+        self._reasons = [None] * len(prompts)
+        self._watchers = [_watcher(plan, row, ids) for row, ids in enumerate(prompts)]
+        n = plan.logprobs
+        self._logprobs = None if n is None else empty_logprobs(len(prompts), plan.max_new_tokens, n)
+        self._open = True
+        self.state, self._held = state, None if state is None else state.cached_tokens
+        self.seed, self.max_new_tokens = plan.seed, plan.max_new_tokens
+
+    @property
+    def ids(self):
+        """Prompt and new tokens of each row so far, without padding: a list of int64 arrays."""
+        return [
+            np.concatenate([prompt, new[: self._length(row)]])
+            for row, (prompt, new) in enumerate(zip(self._prompts, self._new, strict=True))
+        ]
+
+    @property
+    def finish_reasons(self):
+        """Why each row has ended: "eos", "stop", "length", or None where it has not."""
+        return [reason and reason[0] for reason in self._reasons]
+
+    @property
+    def logprobs(self):
+        """`Logprobs` of the new tokens so far; None unless asked for."""
+        return (
+            None
+            if self._logprobs is None
+            else type(self._logprobs)(*(a[:, : self._count] for a in self._logprobs))
+        )
+
+    def stop_strings(self, row):
+        """Return the strings that end a row."""
+        return self._plan.stop[row]
+
+    def padded(self):
+        """Return prompt and new tokens of each row, filled up to ``max_new_tokens``."""
+        places = np.arange(self.max_new_tokens)
+        rows = []
+        for row, prompt in enumerate(self._prompts):
+            new = np.where(places < self._length(row), self._new[row], self._plan.pads[row])
+            rows.append(np.concatenate([prompt, new]))
+        return rows
+
+    def padded_logprobs(self):
+        """Return the `Logprobs` of ``max_new_tokens`` places."""
+        return self._logprobs
+
+    def _length(self, row):
+        """New tokens of a row."""
+        return self._count if self._reasons[row] is None else self._reasons[row][1]
 
     def __iter__(self):
         return self
 
     def __next__(self):
-        return next(self._tokens)
+        if not self._open:
+            raise StopIteration
+        new, found = self._plan.pads.copy(), []
+        for group in self._groups:
+            active = [place for place, row in enumerate(group.rows) if self._reasons[row] is None]
+            if not active:
+                continue
+            logits = group.next_logits(self._lm, self._method)
+            for place in active:
+                row = group.rows[place]
+                new[row] = self._choose(row, logits[place])
+            if self._logprobs is not None:
+                rows = [group.rows[place] for place in active]
+                found.append((rows, logits[active], new[rows]))
+        for rows, logits, chosen in found:
+            fill_logprobs(self._logprobs, self._count, rows, logits, chosen, self._method)
+        for group in self._groups:  # everything has succeeded
+            group.logits, group.pending = None, new[group.rows]
+        self._take(new)
+        self._end_if_over()
+        return new
 
-    def _generate(self, lm, state, logits, bases):
-        active = np.ones(len(bases), bool)
-        session = lm.decode_session(
-            state
-        )  # the state is the stream's own, so nobody needs it synced or closed
-        for n in range(self.max_new_tokens):
-            new = np.full(len(bases), self.pad_token_id, np.int64)
-            for row in np.flatnonzero(active):
-                new[row] = self._sampling.choose(logits[row], bases[row], n)
-            active &= ~np.isin(new, self._eos)
-            yield new.copy()
-            if n + 1 == self.max_new_tokens or not active.any():
-                return
-            logits = session.step(new)
+    def _choose(self, row, logits):
+        ids = np.concatenate([self._prompts[row], self._new[row, : self._count]])
+        logits = self._plan.rules.apply(logits, ids)
+        return self._plan.sampling.choose(logits, self._plan.bases[row], self._count)
+
+    def _take(self, new):
+        """Note new tokens, and which rows end with them."""
+        self._new[:, self._count] = new
+        self._count += 1
+        for row, token in enumerate(new.tolist()):
+            if self._reasons[row] is not None:
+                continue
+            watcher = self._watchers[row]
+            if token in self._plan.eos[row]:
+                self._reasons[row] = ("eos", self._count)
+            elif watcher is not None and watcher(token):
+                self._reasons[row] = ("stop", self._count)
+            elif self._count == self.max_new_tokens:
+                self._reasons[row] = ("length", self._count)
+
+    def _end_if_over(self):
+        if not self.max_new_tokens or None not in self._reasons:
+            self.close()
+
+    def close(self):
+        """End the stream. Only one with a state has something to do: that then holds all tokens given out.
+
+        Called by the last token, and at the end of a ``with`` statement; closing twice is harmless.
+        """
+        if self._open and self.state is not None:
+            (group,) = self._groups
+            group.next_logits(self._lm, self._method)  # runs the last token
+            group.settle()
+            replace_state(self.state, group.state, self._held, self._method)
+        self._open = False
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if kind is None:
+            self.close()
+        self._open = False
+
+    def save(self, path):
+        """Write the stream into one file, from which `CausalLM.resume` goes on, in this process or another.
+
+        Parameters
+        ----------
+        path : str or path
+            The file; replaced only when the new one is complete. It is an ordinary ``.npz`` without pickled objects:
+            options, seeds, tokens so far, the used part of the cache, and what the model and the tokenizer must be.
+
+        Raises
+        ------
+        OSError
+            The file cannot be written. What stood there before is still there.
+        ValueError
+            The stream is closed, or was interrupted while it ran a token.
+
+        Examples
+        --------
+        ``stream.save("half.npz")``, and later ``for new in lm.resume("half.npz"): ...``
+        """
+        save_stream(self, path)
 
 
-def _admit_eos(ids, vocab_size, method):
-    if ids is None:
-        return ()
-    several = ids if isinstance(ids, (list, tuple, np.ndarray)) and np.ndim(ids) else [ids]
-    return tuple(admit_integer(i, "eos_token_id", method, 0, vocab_size - 1) for i in several)
+def _watcher(plan, row, prompt):
+    """What a row's tokens are shown to: it answers True once a stop string has come. None if there is none."""
+    if not plan.stop[row]:
+        return None
+    stop, text = StopStrings(plan.stop[row]), plan.tokenizer.decode_stream(prompt)
+
+    def watch(token):
+        stop.step(text.step(token))
+        return stop.found
+
+    return watch
+
+
+class Group:
+    """Rows whose prompts have one length: they share a state.
+
+    Parameters
+    ----------
+    rows : list of int
+        Places of the rows in the batch.
+    ids : ndarray of int64, shape (len(rows), L)
+        Their prompts.
+    state : CausalLMState
+        The stream's own; holds what comes before.
+    position : int
+        Tokens in the state.
+
+    Attributes
+    ----------
+    logits : ndarray or None
+        Those that the next tokens are chosen from, once they are computed.
+    pending : ndarray or None
+        Tokens that were chosen and not run yet.
+    """
+
+    def __init__(self, rows, ids, state, position):
+        self.rows, self.ids, self.state = rows, ids, state
+        self.position = position
+        self.logits = self.pending = self.session = None
+        self.whole = True
+
+    def next_logits(self, lm, method):
+        """Return the logits behind the last token, which is run first if need be."""
+        self.check_whole(method)
+        if self.pending is not None:
+            self.whole = False
+            if self.session is None:
+                self.session = lm.decode_session(self.state)
+            self.logits = self.session.step(self.pending)
+            self.pending = None
+            self.position += 1
+            self.whole = True
+        return self.logits
+
+    def check_whole(self, method):
+        """Refuse to go on where an interrupt may have come between a token and its logits."""
+        if not self.whole:
+            raise ValueError(f"{method}: the stream was interrupted while it ran a token; begin a new one")
+
+    def settle(self):
+        """Bring the state's buffers up to date."""
+        if self.session is not None:
+            self.session.sync_state()
+
+
+def _grouped(lm, plan, rows, state, method):
+    """Put rows of one length together, each group with a state of its own for all tokens to come."""
+    places = {}
+    for row, ids in enumerate(rows):
+        places.setdefault(len(ids), []).append(row)
+    if state is None:
+        held, run = 0, plan.max_new_tokens - 1  # the last token is given out, not run
+    else:
+        if len(places) > 1:
+            raise ValueError(
+                f"{method}: with a state the prompts must have one length, but they have "
+                f"{', '.join(map(str, sorted(places)))}"
+            )
+        run = plan.max_new_tokens
+        held = _admit_caches(lm, state, len(rows), max(places) + run, method)
+        if held and plan.rules.repetition_penalty != 1:
+            raise ValueError(
+                f"{method}: repetition_penalty needs all tokens of a row, but of the {held} in the state only keys "
+                "and values are known; leave out one of the two"
+            )
+    for length in places:
+        lm._check_positions(held + length + max(run, 0), method)
+    if state is None and not plan.max_new_tokens:
+        return []
+    groups = []
+    for length, members in places.items():
+        ids = np.stack([rows[row] for row in members])
+        room = length + run if state is None else state.max_tokens
+        own = begin_from(state, lm.allocate_state(len(members), room))
+        groups.append(Group(members, ids, own, held))
+    return groups
+
+
+def _admit_caches(lm, state, batch_size, length, method):
+    """Check a caller's state, before it is copied, as the layers would; returns the number of tokens it holds."""
+    held = admit_state(state, lm.n_layers, batch_size, length, method)
+    for layer, (block, own) in enumerate(zip(lm.blocks, state.blocks, strict=True)):
+        admit_cache(own, block.options, batch_size, length, f"{method}: layer {layer}")
+    return held

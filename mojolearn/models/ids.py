@@ -3,7 +3,9 @@
 import numpy as np
 
 from mojolearn.buffers import admit_array
-from mojolearn.scalars import admit_integer, kind
+from mojolearn.scalars import admit_integer, kind, shown
+
+SEQUENCES = (list, tuple, np.ndarray)
 
 
 def admit_ids(ids, vocab_size, method, *, step=False):
@@ -54,6 +56,48 @@ def admit_ids(ids, vocab_size, method, *, step=False):
         place = f"ids[{row}]" if step and np.ndim(ids) == 1 else f"ids[{row}, {column}]"
         raise ValueError(f"{method}: {place} must be from 0 to {vocab_size - 1}, not {array[row, column]}")
     return array.astype(np.int64)
+
+
+def admit_prompts(ids, vocab_size, method):
+    """Turn prompts, of one length or of several, into a list of arrays.
+
+    Parameters
+    ----------
+    ids : array or nested list of int
+        Shape (B, L), or a list of B sequences of any lengths.
+    vocab_size : int
+        Ids lie below it.
+    method : str
+        Public name of the method, for messages.
+
+    Returns
+    -------
+    list of ndarray of int64
+        New arrays, one per row.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `admit_ids`, except that lengths may differ.
+
+    Examples
+    --------
+    >>> admit_prompts([[3, 1, 4], [1, 5]], 10, "CausalLM.generate")
+    [array([3, 1, 4]), array([1, 5])]
+    """
+    if not isinstance(ids, (list, tuple)) or not ids or not all(isinstance(row, SEQUENCES) for row in ids):
+        return list(admit_ids(ids, vocab_size, method))
+    rows = []
+    for r, row in enumerate(ids):
+        if len(row) == 0 or (isinstance(row, np.ndarray) and row.ndim > 1):
+            raise ValueError(f"{method}: ids[{r}] must be a sequence of at least one token, not {shown(row)}")
+        most = vocab_size - 1
+        rows.append(
+            np.array(
+                [admit_integer(i, f"ids[{r}, {n}]", method, 0, most) for n, i in enumerate(row)], np.int64
+            )
+        )
+    return rows
 
 
 def _from_array(ids, method):

@@ -1,7 +1,10 @@
 """The state of a whole model: one ``TransformerState`` per layer, which move together."""
 
+from functools import partial
+
 import numpy as np
 
+from mojolearn.admission import settle
 from mojolearn.scalars import admit_integer, counted, kind
 from mojolearn.state import TransformerState
 
@@ -156,3 +159,46 @@ def admit_state(state, n_layers, B, L, method):
                 f"{L} more {'does' if L == 1 else 'do'} not fit. Allocate a state with a larger max_tokens"
             )
     return first
+
+
+def begin_from(source, target):
+    """Copy the tokens of one state into another of the same kind, and return that; from None, nothing."""
+    if source is not None:
+        for mine, theirs in zip(target.blocks, source.blocks, strict=True):
+            _copy_block(theirs, mine)
+    return target
+
+
+def replace_state(state, source, held, method):
+    """Give a caller's state the contents of another, in all layers or in none.
+
+    Parameters
+    ----------
+    state : CausalLMState
+        To be written.
+    source : CausalLMState
+        Of the same kind.
+    held : int
+        Tokens that the state must hold still.
+    method : str
+        The public name that messages start with.
+    """
+    for layer, block in enumerate(state.blocks):
+        if block.session is not None or block.cached_tokens != held:
+            raise ValueError(
+                f"{method}: layer {layer} of the state has changed since the stream began, from "
+                f"{counted(held, 'token')} to {block.cached_tokens}; the stream's tokens are not added"
+                if block.session is None
+                else f"{method}: layer {layer} of the state is in an open decode session; close it first"
+            )
+    settle(
+        [partial(_copy_block, theirs, mine) for mine, theirs in zip(state.blocks, source.blocks, strict=True)]
+    )
+
+
+def _copy_block(source, target):
+    held = source.cached_tokens
+    used = source.batch_size * source.n_kv_heads * source.head_dim * (source.window or held)
+    target._k[:used] = source._k[:used]
+    target._v[:used] = source._v[:used]
+    target.cached_tokens = held

@@ -30,7 +30,7 @@ class Sampling:
     greedy : bool
         Take the best token; the other options must then keep their defaults.
     temperature : float
-        Above 0: logits are divided by it.
+        Logits are divided by it; 0 takes the best token, as greedy does.
     top_k : int
         Keep the k best tokens; 0 keeps all.
     top_p : float
@@ -53,11 +53,8 @@ class Sampling:
 
     def __post_init__(self):
         admit_switch(self.greedy, "greedy", self.method)
-        if self._number("temperature") == 0:
-            raise ValueError(
-                f"{self.method}: temperature must be above 0; greedy is what takes the best token"
-            )
-        admit_positive(self.temperature, "temperature", self.method)
+        if self._number("temperature") != 0:
+            admit_positive(self.temperature, "temperature", self.method)
         admit_integer(self.top_k, "top_k", self.method, 0)
         if not 0 < self._number("top_p") <= 1:
             raise ValueError(f"{self.method}: top_p must be above 0 and at most 1, not {shown(self.top_p)}")
@@ -65,7 +62,8 @@ class Sampling:
             raise ValueError(f"{self.method}: min_p must be from 0 to 1, not {shown(self.min_p)}")
         if self.greedy:
             for name, default in OPTIONS.items():
-                if name != "greedy" and getattr(self, name) != default:
+                same_thing = name == "temperature" and self.temperature == 0
+                if name != "greedy" and getattr(self, name) != default and not same_thing:
                     raise ValueError(
                         f"{self.method}: {name}={getattr(self, name)} has no effect with greedy=True; "
                         "give greedy=False to sample"
@@ -104,7 +102,7 @@ class Sampling:
             raise ValueError(
                 f"{self.method}: the largest logit must be finite, but that of token {best} is {logits[best]}"
             )
-        if self.greedy:
+        if self.greedy or self.temperature == 0:
             return best
         ids, weights = self.kept(logits)
         cumulative = np.cumsum(weights, dtype=np.float64)

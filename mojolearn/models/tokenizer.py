@@ -1,5 +1,6 @@
 """Text to token ids and back, by the library ``tokenizers``, imported when the first tokenizer is loaded."""
 
+import hashlib
 import os
 
 from mojolearn.models.chat_template import (
@@ -303,6 +304,17 @@ class Tokenizer:
             "add_generation_prompt": admit_switch(add_generation_prompt, "add_generation_prompt", method),
         }
         return render_template(source, given, method)
+
+    @property
+    def fingerprint(self):
+        """A hash over all that turns ids into text."""
+        return hashlib.sha256(self._backend.to_str().encode()).hexdigest()
+
+    def special_id(self, text):
+        """Return the id of a special token, which `decode` leaves out; None if the text is none."""
+        number = self._backend.token_to_id(text)
+        added = {} if number is None else self._backend.get_added_tokens_decoder()
+        return number if number in added and added[number].special else None
 
     def _admit(self, token, method):
         return admit_integer(token, "id", method, 0, self.vocab_size - 1)

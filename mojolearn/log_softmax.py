@@ -52,7 +52,13 @@ def normalizers(logits, method):
     return largest, log(sums)
 
 
+def log_probability(logits, largest, log_sum):
+    """Turn logits into log-probabilities; one that lies further below the largest than float32 reaches gives -inf."""
+    with np.errstate(over="ignore"):
+        return (logits - largest) - log_sum
+
+
 def log_softmax(logits, method):
     """Return the log-probabilities of all tokens, for rows of logits of shape (n_rows, size)."""
     largest, log_sums = normalizers(logits, method)
-    return (logits - largest[:, None]) - log_sums[:, None]
+    return log_probability(logits, largest[:, None], log_sums[:, None])

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -118,6 +119,46 @@ def test_frequencies_follow_the_weights():
     logits = logits_of(4, 2, 1, 1)
     ids = [sampler().choose(logits, 99, n) for n in range(4000)]
     np.testing.assert_allclose(np.bincount(ids) / 4000, [0.5, 0.25, 0.125, 0.125], atol=0.03)
+
+
+EXACT = {  # options, and the exact probabilities they ask for, of tokens with these
+    "plain": ({}, [8, 4, 2, 1, 1]),
+    "hot": ({"temperature": 2.0}, [8**0.5, 2, 2**0.5, 1, 1]),
+    "cold": ({"temperature": 0.5}, [64, 16, 4, 1, 1]),
+    "top_k": ({"top_k": 3}, [8, 4, 2, 0, 0]),
+    "top_p": ({"top_p": 0.75}, [8, 4, 0, 0, 0]),
+    "min_p": ({"min_p": 0.25}, [8, 4, 2, 0, 0]),
+    "all": ({"temperature": 0.5, "top_k": 4, "top_p": 0.99, "min_p": 0.05}, [64, 16, 4, 0, 0]),
+    "temperature comes before top_p": ({"temperature": 0.5, "top_p": 0.74}, [64, 0, 0, 0, 0]),
+    "top_k comes before top_p": ({"top_k": 2, "top_p": 0.6}, [8, 0, 0, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [3, 0, 4, 2, 1]])
+def test_frequencies_are_the_exact_ones(name, order):
+    """Chi-square over 20 000 draws of a fixed seed; what has probability zero never comes."""
+    options, weights = EXACT[name]
+    weights = np.array(weights)[order]
+    logits = logits_of(*np.array([8, 4, 2, 1, 1])[order])
+    n, choose = 20_000, sampler(**options).choose
+    counts = np.bincount([choose(logits, 2026, i) for i in range(n)], minlength=5)
+    assert not counts[weights == 0].any()
+    seen = weights > 0
+    if seen.sum() > 1:
+        wanted = weights[seen] / weights.sum() * n
+        assert scipy.stats.chisquare(counts[seen], wanted).pvalue > 1e-3
+
+
+def test_draws_of_one_row_and_of_rows_are_independent():
+    """Chi-square over pairs: this draw and the next, this row and its neighbour under one seed."""
+    logits, choose = logits_of(2, 1, 1), sampler().choose
+    wanted = np.outer([2, 1, 1], [2, 1, 1]).ravel() / 16 * 8000
+    mine = [choose(logits, 7, n) for n in range(8001)]
+    theirs = [choose(logits, 7 + ROW, n) for n in range(8000)]
+    for others in (mine[1:], theirs):
+        pairs = np.bincount([3 * a + b for a, b in zip(mine, others)], minlength=9)
+        assert scipy.stats.chisquare(pairs, wanted).pvalue > 1e-3
 
 
 class TestTopP:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mojolearn.log_softmax import normalizers
+from mojolearn.log_softmax import log_probability, normalizers
 from mojolearn.models.sampling import sort_keys
 
 
@@ -57,16 +57,16 @@ def logprobs_of(logits, ids, method):
         (logit - largest) - log_sum, in this order.
     """
     largest, log_sums = normalizers(logits, method)
-    return (logits[np.arange(len(ids)), ids] - largest) - log_sums
+    return log_probability(logits[np.arange(len(ids)), ids], largest, log_sums)
 
 
 def fill_logprobs(out, at, rows, logits, ids, method):
     """Write what belongs to new tokens of some rows into place `at` of `out`, a Logprobs."""
     n = out.top.shape[2]
     largest, log_sums = normalizers(logits, method)
-    out.chosen[rows, at] = (logits[np.arange(len(rows)), ids] - largest) - log_sums
+    out.chosen[rows, at] = log_probability(logits[np.arange(len(rows)), ids], largest, log_sums)
     if n:
         for row, own, high, log_sum in zip(rows, logits, largest, log_sums, strict=True):
             best = (np.sort(np.partition(sort_keys(own), n - 1)[:n]) & np.uint64(0xFFFFFFFF)).astype(np.int64)
             out.top_ids[row, at] = best
-            out.top[row, at] = (own[best] - high) - log_sum
+            out.top[row, at] = log_probability(own[best], high, log_sum)

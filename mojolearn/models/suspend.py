@@ -167,7 +167,7 @@ def read_fields(path, caller):
     admit_file(Path(path), caller)
     where = f"{caller}: {path}"
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             fields = {name: _read_field(file, name, where) for name in file.files}
     except BROKEN as error:
         if str(error).startswith(where):

@@ -649,7 +649,7 @@ class TestGenerateText:
         assert texts[0] == texts[1] != texts[2]
         assert all(text.startswith("Emma") for text in texts)
 
-    @pytest.mark.parametrize("tokenizer", [None, str(BUILT_IN)])
+    @pytest.mark.parametrize("tokenizer", [3, str(BUILT_IN)])
     def test_tokenizer_of_another_kind(self, austen, tokenizer):
         with pytest.raises(TypeError, match=r"^CausalLM\.generate_text: tokenizer must be a Tokenizer"):
             austen[0].generate_text("Emma", 2, tokenizer=tokenizer)

@@ -68,8 +68,11 @@ def _add(digest, name, value):
         _add_json(digest, [name, value.shape])
         for first in range(0, len(value), 4096):
             digest.update(np.ascontiguousarray(widen(value[first : first + 4096])).astype("<f4", copy=False))
-    elif value is None or isinstance(value, (bool, int, float, str)):
+    elif value is None or isinstance(value, (bool, int, float, str, np.generic)):
         _add_json(digest, [name, value])
+    elif type(value).__module__.startswith("mojolearn."):
+        for part in sorted(vars(value).items()):
+            _add(digest, *part)
     else:
         raise TypeError(
             f"CausalLM.fingerprint: {name} is of a kind that has no fingerprint, {type(value).__name__}"

@@ -1,5 +1,7 @@
 """The methods of `CausalLM` that give text: ``generate_text``, ``stream_text``, ``chat``, ``stream_chat``."""
 
+import numpy as np
+
 from mojolearn.models.generation import TokenStream
 from mojolearn.models.stopping import StopStrings
 from mojolearn.models.tokenizer import Tokenizer
@@ -216,6 +218,8 @@ def _admit_tokenizer(lm, tokenizer, method):
 def _admit_prompt(lm, prompt, tokenizer, method):
     tokenizer = _admit_tokenizer(lm, tokenizer, method)
     ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    if not isinstance(ids, (list, tuple, np.ndarray)):
+        raise TypeError(f"{method}: prompt must be a str or a sequence of ids, not {kind(prompt)}")
     if len(ids) == 0:
         raise ValueError(f"{method}: prompt must hold at least one token, not {prompt!r}")
     return tokenizer, ids

@@ -55,6 +55,25 @@ def warmup(target="float32"):
         log_softmax(x[0], "warmup")
 
 
+def versions():
+    """Collect what a bug report needs.
+
+    Returns
+    -------
+    dict of str to str
+        Versions, processor, threads and the place of the compile cache.
+    """
+    return {
+        "mojolearn": f"{__version__} (numerics {NUMERICS_VERSION})",
+        "python": f"{platform.python_version()} on {platform.platform()}",
+        "numba": f"{numba.__version__} (llvmlite {llvmlite.__version__})",
+        "numpy": np.__version__,
+        "processor": f"{_jit.CPU_NAME}, {_jit.LANES} lanes of float32",
+        "threads": f"{numba.get_num_threads()} of {numba.config.NUMBA_NUM_THREADS}",
+        "compile cache": str(_jit.CACHE_FOLDER or "off"),
+    }
+
+
 def show_versions(file=None):
     """Print what a bug report needs: versions, processor, threads and the place of the compile cache.
 
@@ -67,15 +86,6 @@ def show_versions(file=None):
     --------
     ``mojolearn.show_versions()``
     """
-    rows = {
-        "mojolearn": f"{__version__} (numerics {NUMERICS_VERSION})",
-        "python": f"{platform.python_version()} on {platform.platform()}",
-        "numba": f"{numba.__version__} (llvmlite {llvmlite.__version__})",
-        "numpy": np.__version__,
-        "processor": f"{_jit.CPU_NAME}, {_jit.LANES} lanes of float32",
-        "threads": f"{numba.get_num_threads()} of {numba.config.NUMBA_NUM_THREADS}",
-        "compile cache": str(_jit.CACHE_FOLDER or "off"),
-    }
     out = sys.stdout if file is None else file
-    for name, value in rows.items():
+    for name, value in versions().items():
         out.write(f"{name:14}{value}\n")

@@ -1,0 +1,86 @@
+"""A command as a process: its exit status, its messages, and what becomes of Ctrl-C and closed pipes."""
+
+import os
+import re
+import sys
+
+FAILED, MISUSED, INTERRUPTED, UNREAD = 1, 2, 130, 141
+FAILURES = (ValueError, TypeError, OSError, ImportError, MemoryError)  # what the library says in a sentence
+FOR_PYTHON = re.compile(
+    r"^([A-Z]\w+(\.\w+)?: |\[Errno \d+\] )"
+)  # "CausalLM.load: ", which says nothing in a shell
+
+
+class UsageError(Exception):
+    """An argument is wrong by itself."""
+
+
+def run(command, argv):
+    """Run a command and return the exit status of the process.
+
+    Parameters
+    ----------
+    command : module
+        Of `mojolearn.cli`.
+    argv : list of str
+        Its arguments.
+
+    Returns
+    -------
+    int
+        As `mojolearn.__main__.main` says.
+    """
+    if sys.stdout is None:  # the shell's >&-
+        return _complain("the standard output is closed", FAILED)
+    try:
+        status = command.run(command.parser().parse_args(argv))
+        sys.stdout.flush()
+        return status or 0
+    except BrokenPipeError:
+        _drop_output()
+        return UNREAD
+    except KeyboardInterrupt:
+        return _flushed(INTERRUPTED)
+    except UsageError as error:
+        return _complain(str(error), MISUSED)
+    except FAILURES as error:
+        message = FOR_PYTHON.sub("", " ".join(str(error).split())) or type(error).__name__
+        return _flushed(_complain(message, FAILED))
+
+
+def _complain(message, status):
+    say(f"mojolearn: error: {message}")
+    return status
+
+
+def _flushed(status):
+    try:
+        sys.stdout.flush()
+    except OSError:  # a full disk, for example
+        _drop_output()
+    return status
+
+
+def _drop_output():
+    """Lead the output nowhere, or Python's own flush at exit fails again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def say(line):
+    """Write a line about what is going on, where it is not in the way of the results."""
+    if sys.stderr is not None:
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+
+def write(text):
+    """Write a part of the results, to be seen at once."""
+    if text:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def bear_any_text():
+    """Let a terminal that cannot show a character show "?"."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")

@@ -39,6 +39,7 @@ def main():
     from support import make_block, random_options, uniform
 
     from mojolearn import threads
+    from mojolearn.log_softmax import log_softmax
 
     for threads.SMALL in (0, 2**60):  # parallel twins, serial twins
         for seed in range(8):
@@ -46,12 +47,15 @@ def main():
             block = make_block(**options)
             x = uniform(np.random.default_rng(seed), (1, 5, block.d_model))
             block.forward(x, block.allocate_state(1, 8))
+        log_softmax(uniform(np.random.default_rng(0), (3, 50)), "main")
 
     modules = [m for name, m in sys.modules.items() if name.startswith("mojolearn.kernels")]
     kernels = {id(k): k for m in modules for k in vars(m).values() if isinstance(k, Dispatcher)}
     compiled = {k.py_func.__name__: "".join(k.inspect_llvm().values()) for k in kernels.values()}
     assert compiled["linear_serial"]
     assert compiled["linear_parallel"]
+    assert compiled["exp_sums_serial"]
+    assert compiled["exp_sums_parallel"]
     assert FLOAT64.search(compiled["cos_sin_large"])
     found = [name for name in compiled if name not in MEANT and FLOAT64.search(compiled[name])]
     assert not found, f"float64 arithmetic or a call of the math library in {found}"

@@ -16,7 +16,8 @@ FILES = {  # "block", "kernels.linear", "models" for models/__init__.py
 TREES = {name: ast.parse(path.read_text("utf-8"), str(path)) for name, path in FILES.items()}
 KERNELS = [name for name in FILES if name.startswith("kernels.")]
 MODELS = [name for name in FILES if name == "models" or name.startswith("models.")]
-OUTSIDE_MODELS = [name for name in FILES if name not in MODELS and name not in ("__init__", "__main__")]
+CLI = [name for name in FILES if name in ("__main__", "cli") or name.startswith("cli.")]
+OUTSIDE_MODELS = [name for name in FILES if name not in MODELS and name not in CLI and name != "__init__"]
 
 # These run, and can be read, without Numba.
 NO_NUMBA = [
@@ -30,7 +31,8 @@ NO_NUMBA = [
     "float32",
     "reference",
 ]
-NO_NUMBA += ["models.config", "models.checkpoint", "models.tokenizer", "models.sampling"]
+NO_NUMBA += ["models.config", "models.checkpoint", "models.tokenizer", "models.sampling", "models.logits"]
+NO_NUMBA += ["models.chat_template", "models.sandbox", "cli.commands", "cli.process"]
 
 # What only models/ may know: model types, and names of checkpoint tensors and settings ("llama3" is a RoPE scaling).
 HUGGING_FACE = re.compile(
@@ -154,6 +156,11 @@ def test_blocks_do_not_know_models(name):
     assert not inner(name) & set(MODELS)
 
 
+@pytest.mark.parametrize("name", [name for name in FILES if name not in CLI])
+def test_the_library_does_not_know_its_command_line(name):
+    assert not inner(name) & set(CLI)
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_no_other_framework(name):
     assert not outer(name) & {"torch", "transformers", "jax", "tensorflow"}
@@ -167,7 +174,7 @@ def test_hugging_face_names_stay_in_models(name):
             assert not HUGGING_FACE.search(node.value), f"{name}.py line {node.lineno}: {node.value!r}"
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name != "__main__"])
+@pytest.mark.parametrize("name", FILES)
 def test_no_print(name):
     functions = [node for node in ast.walk(TREES[name]) if isinstance(node, ast.FunctionDef)]
     speaks = [function for function in functions if function.name == "show_versions"]
@@ -212,11 +219,25 @@ def test_kernels_hold_no_float64_literal(name):
     assert not [f"line {n.lineno}: {n.value}" for n in literals if id(n) not in wrapped]
 
 
+def test_import_waits_for_numba_until_it_is_needed():
+    """The package alone is there at once, and all its public names and modules are found in it."""
+    source = """
+import sys
+import mojolearn
+assert not {"numba", "numpy", "tokenizers", "jinja2"} & set(sys.modules)
+assert {name for name in mojolearn.__all__} <= set(dir(mojolearn))
+assert mojolearn.weights.narrow and mojolearn.CausalLM.load and mojolearn.TransformerBlock
+assert not hasattr(mojolearn, "nothing") and not hasattr(mojolearn, "_nothing")
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, cwd=PACKAGE.parent)
+    assert done.returncode == 0, done.stderr
+
+
 def test_import_compiles_nothing():
     """All kernels are there after the import, and none has been compiled."""
     source = """
 import sys
-import mojolearn
+from mojolearn import *
 from numba.core.dispatcher import Dispatcher
 kernels = {id(k): k for m in list(sys.modules.values()) if getattr(m, "__name__", "").startswith("mojolearn")
            for k in vars(m).values() if isinstance(k, Dispatcher)}

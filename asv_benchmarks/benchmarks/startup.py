@@ -15,11 +15,11 @@ CausalLM.load(BUILT_IN).generate([[0, 1, 2]], 2)
 
 
 def timeraw_import():
-    return "import mojolearn"
+    return "from mojolearn import CausalLM"
 
 
 def timeraw_import_without_numba():
-    return "import mojolearn", "import numba, numpy"
+    return "from mojolearn import CausalLM", "import numba, numpy"
 
 
 class FirstToken:

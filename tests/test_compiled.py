@@ -47,6 +47,7 @@ def main():
             block = make_block(**options)
             x = uniform(np.random.default_rng(seed), (1, 5, block.d_model))
             block.forward(x, block.allocate_state(1, 8))
+    with threads.both_twins():
         log_softmax(uniform(np.random.default_rng(0), (3, 50)), "main")
 
     modules = [m for name, m in sys.modules.items() if name.startswith("mojolearn.kernels")]

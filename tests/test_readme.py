@@ -1,6 +1,9 @@
 """The Python blocks of README.md and of every page of docs run as they stand, page by page, in an empty folder."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +24,29 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
         exec(compile(source, str(page), "exec"), names)
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/guide/state.md"])
+@pytest.mark.long
+def test_shell_blocks_of_the_command_line_run(tmp_path):
+    """Line by line, each alone, as the page says."""
+    page = ROOT / "docs" / "guide" / "command-line.md"
+    (tmp_path / "mojolearn").write_text(f'#!/bin/sh\nexec {sys.executable} -m mojolearn "$@"\n')
+    (tmp_path / "mojolearn").chmod(0o755)
+    path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)}
+    lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    assert len(lines) > 10
+    for line in lines:
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", line],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, (line, done.stderr)
+        assert done.stdout or ">" in line
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/guide/state.md", "docs/guide/generation.md"])
 def test_there_are_blocks(name):
     assert len(blocks(ROOT / name, "python")) > 1
 

@@ -8,6 +8,7 @@ from mojolearn.cli import options
 from mojolearn.cli.process import INTERRUPTED, bear_any_text, say, write
 from mojolearn.models.text import TextPieces
 from mojolearn.models.tokenizer import Tokenizer
+from mojolearn.rope_scaling import BY_LENGTH
 
 ROOM = 2048  # tokens of a conversation that are remembered at first
 
@@ -103,6 +104,9 @@ class Conversation:
         ends = {*lm.config.eos_token_ids, tokenizer.eos_token_id} - {None}
         self._ends = sorted(ends) or None
         self._state, self._held = None, []
+        by_length = any((block.rope_scaling or {}).get("type") in BY_LENGTH for block in lm.blocks)
+        # A penalty needs all tokens, and some rotations go by the room of a state: then everything is run each time.
+        self._remembers = choice.get("repetition_penalty", 1) == 1 and not by_length
 
     def answer(self, message):
         """Answer one more message; returns an exit status."""
@@ -143,7 +147,7 @@ class Conversation:
         if begins and len(ids) + self._arguments.max_new_tokens <= self._state.max_tokens:
             return ids[len(held) :]
         self._held, self._state = [], None
-        if self._choice.get("repetition_penalty", 1) == 1:  # a penalty needs all tokens, every time
+        if self._remembers:
             room = max(ROOM, 2 * (len(ids) + self._arguments.max_new_tokens))
             most = self._lm.max_positions
             self._state = self._lm.allocate_state(1, room if most is None else max(min(room, most), 1))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from toy_models import write_model
 
 from mojolearn import threads
+from mojolearn.log_softmax import log_softmax
 from mojolearn.models.causal_lm import CausalLM
 from mojolearn.models.logits import LogitRules
 
@@ -256,6 +257,35 @@ class TestRagged:
         assert [row.tolist() for row in stream.ids] == [row.tolist() for row in whole]
         for prompt, row, full in zip(self.PROMPTS, new, whole):
             assert [*prompt, *row] == full.tolist()
+
+
+@pytest.mark.parametrize("scaling", ["dynamic", "longrope"])
+def test_rotations_by_length(tmp_path, bits, scaling):
+    """They go by prompt and new tokens together, for each row alone; `score` by the text, as `forward` does."""
+    fields = {"factor": 4.0, "original_max_position_embeddings": 8}
+    if scaling == "longrope":
+        fields |= {"short_factor": [1.0, 1.5], "long_factor": [2.0, 3.0]}
+    lm = CausalLM.load(
+        write_model(tmp_path, rope_scaling={"rope_type": scaling, **fields}, max_position_embeddings=8),
+        max_positions=64,
+    )
+    prompts = [[5, 6], [1] * 6, [7, 8, 9]]
+    rows = lm.generate(prompts, 5)
+    stream = lm.stream(prompts, 5)
+    next(stream), next(stream)
+    stream.save(tmp_path / "s.npz")
+    list(later := lm.resume(tmp_path / "s.npz"))
+    for prompt, row, resumed in zip(prompts, rows, later.ids):
+        assert row.tolist() == lm.generate([prompt], 5)[0].tolist() == resumed.tolist()
+        state = lm.allocate_state(1, len(row) - 1)
+        logits = [
+            lm.forward([prompt], state)[0, -1],
+            *(lm.step([i], state)[0] for i in row[len(prompt) : -1]),
+        ]
+        assert row[len(prompt) :].tolist() == [int(np.argmax(own)) for own in logits]
+        wanted = log_softmax(lm.forward([row])[0], "m")
+        scores = np.array([wanted[t, row[t + 1]] for t in range(len(row) - 1)])
+        np.testing.assert_array_equal(bits(lm.score([row])[0]), bits(scores))
 
 
 @pytest.mark.parametrize("options", [{}, {"seed": [3, 1, 4], **DRAW}])

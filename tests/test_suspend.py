@@ -397,6 +397,16 @@ class TestFingerprint:
         folders = [write_model(tmp_path / str(i), **change) for i, change in enumerate(changes)]
         assert len({CausalLM.load(folder).fingerprint for folder in folders}) == 1
 
+    def test_embedding_packed_for_the_head_or_not(self, tmp_path):
+        """The same numbers: once for both, or once for each."""
+        tied = {"tie_word_embeddings": True}
+        named = tensors(config(**tied))
+        once = write_model(tmp_path / "once", named=named, **tied)
+        twice = write_model(
+            tmp_path / "twice", named=named | {"lm_head.weight": named["model.embed_tokens.weight"]}
+        )
+        assert CausalLM.load(once).fingerprint == CausalLM.load(twice).fingerprint
+
     def test_every_weight_and_option_matters(self, tmp_path):
         named = tensors(config())
         folders = [write_model(tmp_path / "plain")]

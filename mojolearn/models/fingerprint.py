@@ -57,7 +57,9 @@ def _add(digest, name, value):
         for weight in sorted(value.weights().items()):
             _add(digest, *weight)
     elif isinstance(value, Linear):
-        _add(digest, name, (value.matrix(), value.vector()))
+        _add(digest, name, value.matrix())
+        if value.vector() is not None:
+            _add(digest, f"{name}.bias", value.vector())
     elif isinstance(value, Norm):
         _add_json(digest, [value.kind, float(value.eps)])
         _add(digest, name, (value.weight, value.bias))

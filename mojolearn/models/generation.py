@@ -309,7 +309,7 @@ def _grouped(lm, plan, rows, state, method):
     for length, members in places.items():
         ids = np.stack([rows[row] for row in members])
         room = length + run if state is None else state.max_tokens
-        own = begin_from(state, lm.allocate_state(len(members), room))
+        own = begin_from(state, lm.allocate_state(len(members), room), method)
         groups.append(Group(members, ids, own, held))
     return groups
 

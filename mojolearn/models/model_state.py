@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 
 from mojolearn.admission import settle
+from mojolearn.claims import Claim
 from mojolearn.scalars import admit_integer, counted, kind
 from mojolearn.state import TransformerState
 
@@ -161,11 +162,12 @@ def admit_state(state, n_layers, B, L, method):
     return first
 
 
-def begin_from(source, target):
+def begin_from(source, target, method):
     """Copy the tokens of one state into another of the same kind, and return that; from None, nothing."""
     if source is not None:
-        for mine, theirs in zip(target.blocks, source.blocks, strict=True):
-            _copy_block(theirs, mine)
+        with Claim(source.blocks, method):
+            for mine, theirs in zip(target.blocks, source.blocks, strict=True):
+                _copy_block(theirs, mine)
     return target
 
 
@@ -183,17 +185,18 @@ def replace_state(state, source, held, method):
     method : str
         The public name that messages start with.
     """
-    for layer, block in enumerate(state.blocks):
-        if block.session is not None or block.cached_tokens != held:
-            raise ValueError(
-                f"{method}: layer {layer} of the state has changed since the stream began, from "
-                f"{counted(held, 'token')} to {block.cached_tokens}; the stream's tokens are not added"
-                if block.session is None
-                else f"{method}: layer {layer} of the state is in an open decode session; close it first"
-            )
-    settle(
-        [partial(_copy_block, theirs, mine) for mine, theirs in zip(state.blocks, source.blocks, strict=True)]
-    )
+    with Claim(state.blocks, method):
+        for layer, block in enumerate(state.blocks):
+            where = f"{method}: layer {layer} of the state"
+            if block.session is not None:
+                raise ValueError(f"{where} is in an open decode session; close it first")
+            if block.cached_tokens != held:
+                raise ValueError(
+                    f"{where} has changed since the stream began, from {counted(held, 'token')} to "
+                    f"{block.cached_tokens}; the stream's tokens are not added"
+                )
+        pairs = zip(source.blocks, state.blocks, strict=True)
+        settle([partial(_copy_block, theirs, mine) for theirs, mine in pairs])
 
 
 def _copy_block(source, target):

@@ -143,9 +143,9 @@ def sort_keys(logits):
     The bits of a float, all flipped if negative and only the sign otherwise, order like the floats; adding
     +0 makes both zeros the same.
     """
-    bits = (logits + np.float32(0)).view(np.uint32)
-    rising = np.where(bits >> 31, ~bits, bits | np.uint32(0x80000000))
-    return (~rising).astype(np.uint64) << np.uint64(32) | np.arange(bits.size, dtype=np.uint64)
+    bits = (logits + np.float32(0)).view(np.int32)
+    flips = ~(bits >> 31) & np.int32(0x7FFFFFFF)  # for the falling order: the lower bits of what is positive
+    return (bits ^ flips).view(np.uint32).astype(np.uint64) << np.uint64(32) | np.arange(bits.size, dtype=np.uint64)
 
 
 def uniform(base, n):

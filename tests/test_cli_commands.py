@@ -4,14 +4,16 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numba
 import numpy as np
 import pytest
-from toy_models import write_model
+from toy_models import config, tensors, write_model
 
 import mojolearn
 from mojolearn import _jit
@@ -23,6 +25,7 @@ from mojolearn.models import BUILT_IN, describe, verification
 from mojolearn.models.causal_lm import CausalLM
 from mojolearn.models.generation import TokenStream
 
+MODELS = sorted(path.parent for path in (Path(__file__).parent / "data" / "models").glob("*/config.json"))
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -286,6 +289,45 @@ class TestInfo:
         assert rows["parameters"] == counted + lm.d_model + lm.vocab_size * lm.d_model
         assert rows["memory per token and row"] == lm.allocate_state(1, 1).nbytes
         assert rows["stored as"] == lm.weight_format
+
+    @pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
+    def test_every_family(self, folder):
+        """What is said without reading the weights is what the model has once it is loaded."""
+        rows, lm = describe.describe(folder), CausalLM.load(folder)
+        assert rows["runs"], rows["reason"]
+        held = [*(w for block in lm.blocks for w in block.weights().values()), lm._head.linear.matrix()]
+        if not lm.config.tie_word_embeddings:
+            held.append(lm._embedding.matrix)
+        if not lm.config.plain_norms:
+            held += [] if lm._norm is None else [lm._norm.weight, lm._norm.bias]
+        else:
+            held = [w for w in held if w.ndim > 1]
+        held += [lm._head.linear.vector(), lm._embedding.positions]
+        offset = lm.config.position_offset or 0
+        assert rows["parameters"] == sum(w.size for w in held if w is not None) + offset * lm.d_model
+        windows = rows.get("memory of windows per row", 0)
+        assert lm.allocate_state(1, 5).nbytes == 5 * rows["memory per token and row"] + windows
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            (lambda named: named.pop("model.norm.weight"), "the tensor model.norm.weight is missing"),
+            (lambda named: named.pop("model.layers.1.self_attn.k_proj.weight"), "k_proj.weight is missing"),
+            (lambda named: named.update(more=np.zeros(3, np.float32)), "has no place in the model: more"),
+            (
+                lambda named: named.update({"lm_head.weight": np.zeros((39, 16), np.float32)}),
+                "has shape (39, 16)",
+            ),
+        ],
+    )
+    def test_tensors_that_do_not_fit(self, run, tmp_path, change, words):
+        named = tensors(config())
+        change(named)
+        status, out, _ = run("info", write_model(tmp_path, named=named))
+        assert status == 1
+        assert words in out.splitlines()[-1]
+        with pytest.raises(ValueError, match=re.escape(words)):  # loading says the same
+            CausalLM.load(tmp_path)
 
     def test_windows(self, run, tmp_path):
         folder = write_model(tmp_path, model_type="mistral", sliding_window=4)

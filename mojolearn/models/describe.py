@@ -6,6 +6,8 @@ import os
 
 from mojolearn.models.checkpoint import Checkpoint
 from mojolearn.models.config import read_config
+from mojolearn.models.families import FAMILIES
+from mojolearn.models.recipes import layer_weights
 from mojolearn.models.tokenizer import Tokenizer
 from mojolearn.options import BlockOptions
 from mojolearn.weights import STORAGE
@@ -55,9 +57,12 @@ def describe(path):
 def _of_config(config):
     """Family and options; of options that differ from layer to layer, all values there are."""
     rows = {"family": config.model_type} | {name: getattr(config, name) for name in SIZES}
-    for name in config.layers[0]:
-        values = list({str(layer[name]): layer[name] for layer in config.layers}.values())
-        default = BlockOptions.__dataclass_fields__[name].default
+    defaults = {name: field.default for name, field in BlockOptions.__dataclass_fields__.items()}
+    for name in dict.fromkeys(name for layer in config.layers for name in layer):
+        default = defaults[name]
+        values = list(
+            {str(value): value for value in (layer.get(name, default) for layer in config.layers)}.values()
+        )
         if values != [default]:
             rows[name] = values[0] if len(values) == 1 else values
     return rows
@@ -65,27 +70,60 @@ def _of_config(config):
 
 def _of_weights(path, config):
     """How the weights are stored, how many they are, and what memory they take; from headers alone."""
-    stored = Checkpoint(path).matrix_dtypes()
+    checkpoint = Checkpoint(path)
+    stored = checkpoint.matrix_dtypes()
     form = next((name for name, dtype in STORAGE.items() if stored == {dtype}), "float32")
-    shapes = [shape for layer in range(config.n_layers) for shape in config.tensor_shapes(layer).values()]
-    matrix = config.vocab_size * config.d_model  # once as it is stored, for rows; once packed, for the head
-    blocks = sum(math.prod(shape) for shape in shapes)
-    cache = [
-        2 * 4 * options["n_kv_heads"] * options["head_dim"]
+    parameters = _take_all(checkpoint, config)
+    caches = [
+        2 * 4 * options["n_kv_heads"] * options["head_dim"] * (options["window"] or 1)
         for options in config.layers
-        if not options["window"]
     ]
-    rings = [
-        2 * 4 * options["n_kv_heads"] * options["head_dim"] * options["window"] for options in config.layers
-    ]
-    tied = config.tie_word_embeddings
-    return {
-        "parameters": blocks + config.d_model + matrix * (1 if tied else 2),
+    windows = [options["window"] for options in config.layers]
+    rows = {
+        "parameters": parameters,
         "stored as": form,
-        "memory of weights": BYTES[form] * (blocks + 2 * matrix),
-        "memory per token and row": sum(cache),
-        **({"memory of windows per row": sum(rings)} if any(rings) else {}),
+        "memory of weights": BYTES[form] * parameters,
+        "memory per token and row": sum(
+            size for size, window in zip(caches, windows, strict=True) if not window
+        ),
     }
+    if any(windows):
+        size = sum(size for size, window in zip(caches, windows, strict=True) if window)
+        rows["memory of windows per row"] = size
+    return rows
+
+
+def _take_all(checkpoint, config):
+    """Check name and shape of every tensor, without reading one; returns how many numbers the model has."""
+    layout = FAMILIES[config.model_type].layout
+    embedding, vector = (config.vocab_size, config.d_model), (config.d_model,)
+    roots = (root for root in layout.roots if f"{root}{layout.embedding}.weight" in checkpoint)
+    root = next(roots, layout.roots[0])
+    head = next((name for name in layout.heads if f"{name}.weight" in checkpoint), layout.heads[0])
+    wanted = {f"{root}{layout.embedding}.weight": embedding}
+    if config.position_offset is not None:
+        rows = config.max_position_embeddings + config.position_offset
+        wanted[f"{root}{layout.positions}.weight"] = (rows, config.d_model)
+    if config.norm is not None and not config.plain_norms:
+        wanted[f"{root}{layout.norm}.weight"] = vector
+        wanted |= {f"{root}{layout.norm}.bias": vector} if config.norm_bias else {}
+    if config.head_bias:
+        wanted[f"{head}.bias"] = (config.vocab_size,)
+    tied = config.tie_word_embeddings
+    if f"{head}.weight" in checkpoint or not tied:
+        wanted[f"{head}.weight"] = embedding
+    for name, shape in wanted.items():
+        checkpoint.take(name, shape)
+    count = sum(math.prod(shape) for name, shape in wanted.items() if not (tied and name == f"{head}.weight"))
+    for layer in range(config.n_layers):
+        prefix = f"{root}{layout.layers.format(layer)}"
+        shapes, head_dim = config.tensor_shapes(layer), config.layers[layer]["head_dim"]
+        weights, origins = layer_weights(
+            checkpoint, layout, prefix, shapes, head_dim, plain_norms=config.plain_norms
+        )
+        count += sum(weights[name].size for name in weights if "no tensors" not in origins[name])
+    checkpoint.finish(layout.ignored)
+    return count
 
 
 def _of_tokenizer(path):

@@ -145,7 +145,9 @@ def sort_keys(logits):
     """
     bits = (logits + np.float32(0)).view(np.int32)
     flips = ~(bits >> 31) & np.int32(0x7FFFFFFF)  # for the falling order: the lower bits of what is positive
-    return (bits ^ flips).view(np.uint32).astype(np.uint64) << np.uint64(32) | np.arange(bits.size, dtype=np.uint64)
+    return (bits ^ flips).view(np.uint32).astype(np.uint64) << np.uint64(32) | np.arange(
+        bits.size, dtype=np.uint64
+    )
 
 
 def uniform(base, n):

@@ -553,6 +553,7 @@ class TestState:
         ):
             list(stream)
         assert state.cached_tokens == 1
+        assert list(stream) == []
 
     def test_refused(self, model):
         state = model.allocate_state(2, 30)

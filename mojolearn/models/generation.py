@@ -4,7 +4,7 @@ import numpy as np
 
 from mojolearn.admission import admit_state as admit_cache
 from mojolearn.models.ids import admit_prompts
-from mojolearn.models.logprobs import empty_logprobs, fill_logprobs
+from mojolearn.models.logprobs import Logprobs, empty_logprobs, fill_logprobs
 from mojolearn.models.model_state import admit_state, begin_from, replace_state
 from mojolearn.models.plan import GenerationPlan
 from mojolearn.models.stopping import StopStrings
@@ -96,11 +96,9 @@ class TokenStream:
     @property
     def logprobs(self):
         """`Logprobs` of the new tokens so far; None unless asked for."""
-        return (
-            None
-            if self._logprobs is None
-            else type(self._logprobs)(*(a[:, : self._count] for a in self._logprobs))
-        )
+        if self._logprobs is None:
+            return None
+        return Logprobs(*(array[:, : self._count] for array in self._logprobs))
 
     def stop_strings(self, row):
         """Return the strings that end a row."""
@@ -129,12 +127,13 @@ class TokenStream:
     def __next__(self):
         if not self._open:
             raise StopIteration
-        new, found = self._plan.pads.copy(), []
+        new, ran, found = self._plan.pads.copy(), [], []
         for group in self._groups:
             active = [place for place, row in enumerate(group.rows) if self._reasons[row] is None]
             if not active:
                 continue
             logits = group.next_logits(self._lm, self._method)
+            ran.append(group)
             for place in active:
                 row = group.rows[place]
                 new[row] = self._choose(row, logits[place])
@@ -143,9 +142,12 @@ class TokenStream:
                 found.append((rows, logits[active], new[rows]))
         for rows, logits, chosen in found:
             fill_logprobs(self._logprobs, self._count, rows, logits, chosen, self._method)
-        for group in self._groups:  # everything has succeeded
+        for group in ran:  # everything has succeeded
+            group.whole = False
             group.logits, group.pending = None, new[group.rows]
         self._take(new)
+        for group in ran:
+            group.whole = True
         self._end_if_over()
         return new
 
@@ -178,12 +180,12 @@ class TokenStream:
 
         Called by the last token, and at the end of a ``with`` statement; closing twice is harmless.
         """
-        if self._open and self.state is not None:
+        was_open, self._open = self._open, False
+        if was_open and self.state is not None:
             (group,) = self._groups
             group.next_logits(self._lm, self._method)  # runs the last token
             group.settle()
             replace_state(self.state, group.state, self._held, self._method)
-        self._open = False
 
     def __enter__(self):
         return self

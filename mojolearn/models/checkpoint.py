@@ -61,7 +61,7 @@ class Checkpoint:
         else:
             others = sorted(p.name for p in folder.glob("*") if p.suffix in (".bin", ".gguf", ".safetensors"))
             raise FileNotFoundError(
-                f"{self.where}: no weights found; wanted {SINGLE} or {INDEX}, found {_some(others) or 'neither'}"
+                f"{self.where}: no weights found; wanted {SINGLE} or {INDEX}, found {some(others) or 'neither'}"
             )
         for file, names in shards.items():
             shard = SafetensorsFile(folder / file)
@@ -121,7 +121,7 @@ class Checkpoint:
         if unused:
             have = "has" if len(unused) == 1 else "have"
             raise ValueError(
-                f"{self.where}: {counted(len(unused), 'tensor')} {have} no place in the model: {_some(unused)}"
+                f"{self.where}: {counted(len(unused), 'tensor')} {have} no place in the model: {some(unused)}"
             )
 
 
@@ -220,7 +220,7 @@ class SafetensorsFile:
             )
 
 
-def _some(names):
+def some(names):
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 

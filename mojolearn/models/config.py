@@ -14,6 +14,8 @@ from mojolearn.models.defaults import DEFAULTS
 from mojolearn.models.families import FAMILIES, ROOT_OF_WIDTH
 from mojolearn.models.family import InverseRoot, Number, Switch
 from mojolearn.models.files import admit_folder
+from mojolearn.models.gguf import GGUFCheckpoint
+from mojolearn.models.gguf_file import is_gguf
 from mojolearn.models.irrelevant import FIXED, HARMLESS
 from mojolearn.models.layer_types import FULL, SLIDING, read_layer_types
 from mojolearn.models.rope_fields import read_rope
@@ -102,7 +104,7 @@ def read_config(folder):
     Parameters
     ----------
     folder : str or path
-        A Hugging Face checkpoint folder.
+        A Hugging Face checkpoint folder, or a GGUF file.
 
     Returns
     -------
@@ -116,6 +118,9 @@ def read_config(folder):
     ValueError
         A field is malformed, missing, or asks for something that is not honoured: file, field and value.
     """
+    if is_gguf(folder):
+        checkpoint = GGUFCheckpoint(folder)
+        return parse_config(checkpoint.raw_config, checkpoint.where)
     folder = admit_folder(folder, CALLER)
     path = folder / "config.json"
     config = parse_config(read_json(path, CALLER), f"{CALLER}: {path}")

@@ -6,9 +6,11 @@ from mojolearn.block import TransformerBlock
 from mojolearn.buffers import first_nonfinite
 from mojolearn.layers import Norm
 from mojolearn.models.checkpoint import Checkpoint
-from mojolearn.models.config import CALLER, read_config
+from mojolearn.models.config import CALLER, parse_config, read_config
 from mojolearn.models.embedding import Embedding
 from mojolearn.models.families import FAMILIES
+from mojolearn.models.gguf import GGUFCheckpoint
+from mojolearn.models.gguf_file import is_gguf
 from mojolearn.models.head import Head
 from mojolearn.models.progress import with_progress
 from mojolearn.models.recipes import layer_weights
@@ -32,9 +34,12 @@ def load_parts(path, weight_format, max_positions):
     dict
         The keyword arguments of `CausalLM`.
     """
-    config = read_config(path)
+    if is_gguf(path):
+        checkpoint = GGUFCheckpoint(path)
+        config = parse_config(checkpoint.raw_config, checkpoint.where)
+    else:
+        config, checkpoint = read_config(path), Checkpoint(path)
     max_positions = _ceiling(config, max_positions)
-    checkpoint = Checkpoint(path)
     if weight_format is None:
         stored = checkpoint.matrix_dtypes()
         weight_format = next((name for name, dtype in STORAGE.items() if stored == {dtype}), "float32")

@@ -1,0 +1,174 @@
+"""How positions turn queries and keys, from the metadata and tensors of a GGUF file to ``rope_parameters``.
+
+The scaling of the kind llama3 is stored as a tensor of factors, one for each pair of columns, by which
+frequencies are divided. The four numbers that made it are found again here, and the factors that follow from
+them are compared with those in the file.
+"""
+
+import numpy as np
+
+FACTORS = "rope_freqs.weight"
+LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
+TOLERANCE = 1e-5  # relative; the factors are float32, computed from float32 frequencies
+
+# The numbers of released models, and lengths that others would choose.
+LOW, HIGH = 1.0, 4.0
+LENGTHS = (8192, *(2**n for n in range(4, 21)))
+
+
+def rope_parameters(fields, at, small, row, head_dim, context):
+    """Take the keys about rotation.
+
+    Parameters
+    ----------
+    fields : Fields
+        The metadata; what is used is taken.
+    at : callable
+        Turns "rope.freq_base" into the key in the file.
+    small : callable
+        Returns a small tensor by its name as an array, or None.
+    row : Architecture
+        The row of the model.
+    head_dim : int
+        Width of a head.
+    context : int
+        The length that the model was made for.
+
+    Returns
+    -------
+    dict
+        ``rope_parameters``, and fields that stand beside it.
+
+    Raises
+    ------
+    ValueError
+        A key is malformed, or asks for what is not honoured.
+    """
+    theta = fields.number(at("rope.freq_base"), 10000.0)
+    local = fields.number(at("rope.freq_base_swa"), row.local_rope_theta or theta)
+    turned = fields.integer(at("rope.dimension_count"), head_dim, maximum=head_dim)
+    original = fields.integer(at("rope.scaling.original_context_length"), None)
+    scaling = _scaling(fields, at, original)
+    factors = small(FACTORS)
+    if factors is not None:
+        if scaling:
+            raise ValueError(f"{fields.where}: the tensor {FACTORS} does not go with {at('rope.scaling.type')}")
+        scaling = _llama3(factors, theta, turned, (original, context), fields.where)
+    long, short = small(LONG), small(SHORT)
+    beside = {}
+    if long is not None or short is not None or scaling.get("rope_type") == "longrope":
+        scaling, beside = _longrope(fields, at, long, short, original)
+    if turned != head_dim or row.partial_rope:
+        scaling["partial_rotary_factor"] = _share(turned, head_dim)
+    everywhere = {"rope_type": "default", **scaling, "rope_theta": theta}
+    if row.local_rope_theta is None:
+        if local != theta:
+            raise fields.wrong(at("rope.freq_base_swa"), local, f"{theta}, as for all layers")
+        return {"rope_parameters": everywhere, **beside}
+    sliding = {"rope_type": "default", "rope_theta": local}
+    return {"rope_parameters": {"full_attention": everywhere, "sliding_attention": sliding}, **beside}
+
+
+def _share(turned, head_dim):
+    """Return the share of the columns that are turned, such that ``int(head_dim * share)`` is their number."""
+    share = turned / head_dim
+    return share if int(head_dim * share) == turned else float(np.nextafter(share, 1))
+
+
+def _scaling(fields, at, original):
+    """Return the scaling that the keys give."""
+    factor = fields.take(at("rope.scaling.factor"), fields.take(at("rope.scale_linear")))
+    if factor == 0:  # one way to say that there is none
+        factor = None
+    key = at("rope.scaling.factor")
+    kind = fields.take(at("rope.scaling.type"), "linear" if factor is not None else "none")
+    if kind not in ("none", "linear", "yarn", "longrope"):
+        raise fields.wrong(at("rope.scaling.type"), kind, "one of none, linear, yarn, longrope")
+    if kind == "longrope":
+        return {"rope_type": "longrope"}
+    if kind == "none" or factor in (None, 1):
+        return {}
+    fields.left[key] = factor
+    factor = fields.number(key)
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    yarn = {"rope_type": "yarn", "factor": factor}
+    if original is not None:
+        yarn["original_max_position_embeddings"] = original
+    names = {"yarn_attn_factor": "attention_factor", "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
+    for name, field in names.items():
+        value = fields.number(at(f"rope.scaling.{name}"), None)
+        if value is not None:
+            yarn[field] = value
+    if fields.number(at("rope.scaling.yarn_ext_factor"), 1.0) != 1:
+        raise ValueError(f"{fields.where}: {at('rope.scaling.yarn_ext_factor')} must be 1, nothing else is honoured")
+    return yarn
+
+
+def _longrope(fields, at, long, short, original):
+    """Return the scaling with a factor for each pair of columns, for texts up to the original length and beyond."""
+    if long is None or short is None or original is None:
+        raise ValueError(
+            f"{fields.where}: longrope needs the tensors {LONG} and {SHORT}, and {at('rope.scaling.original_context_length')}"
+        )
+    scaling = {"rope_type": "longrope", "long_factor": long.tolist(), "short_factor": short.tolist()}
+    attention = fields.number(at("rope.scaling.attn_factor"), None)
+    if attention is not None:
+        scaling["attention_factor"] = attention
+    return scaling, {"original_max_position_embeddings": original}
+
+
+def _llama3(factors, theta, turned, lengths, where):
+    """Find the numbers of a llama3 scaling that gives these factors."""
+    if factors.shape != (turned // 2,):
+        raise ValueError(f"{where}: {FACTORS} has shape {factors.shape}; wanted is {(turned // 2,)}")
+    factors = factors.astype(np.float64)
+    if (factors == 1).all():
+        return {}
+    factor = float(factors.max())
+    with np.errstate(all="ignore"):
+        return _found(factors, theta ** (-2.0 * np.arange(turned // 2) / turned), factor, lengths, where)
+
+
+def _found(factors, frequencies, factor, lengths, where):
+    for original in dict.fromkeys((*(n for n in lengths if n), *LENGTHS)):
+        if _fits(factors, frequencies, factor, LOW, HIGH, original):
+            return _named(factor, LOW, HIGH, original)
+    for numbers in _fitted(factors, frequencies, factor):
+        if _fits(factors, frequencies, factor, *numbers):
+            return _named(factor, *numbers)
+    raise ValueError(f"{where}: {FACTORS} holds factors that no scaling of the kind llama3 gives")
+
+
+def _named(factor, low, high, original):
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": low,
+        "high_freq_factor": high,
+        "original_max_position_embeddings": original,
+    }
+
+
+def _fits(factors, frequencies, factor, low, high, original):
+    """Tell whether these numbers give the factors."""
+    turns = original * frequencies / (2 * np.pi)  # within the original length
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    return np.allclose(factors, 1 / ((1 - smooth) / factor + smooth), rtol=TOLERANCE, atol=0)
+
+
+def _fitted(factors, frequencies, factor):
+    """Fit the numbers to factors between 1 and the largest: 1 / factor is a straight line in the frequency."""
+    between = (factors > 1 + TOLERANCE) & (factors < factor * (1 - TOLERANCE))
+    if np.count_nonzero(between) < 2 or factor <= 1:
+        return
+    smooth = (1 / factors[between] - 1 / factor) / (1 - 1 / factor)
+    turns = frequencies[between] / (2 * np.pi)
+    away = turns - turns.mean()
+    slope = (away * smooth).sum() / (away * away).sum()
+    shift = smooth.mean() - slope * turns.mean()
+    original = LENGTHS[0]  # only its ratio to the other two numbers matters
+    low, high = -shift * original / slope, (1 - shift) * original / slope
+    if 0 < low < high < np.inf:
+        for digits in range(2, 10):  # as round as the factors allow
+            yield float(f"{low:.{digits}g}"), float(f"{high:.{digits}g}"), original

@@ -14,7 +14,7 @@ from mojolearn.models.checkpoint import some
 from mojolearn.models.gguf_config import raw_config
 from mojolearn.models.gguf_file import GGUFFile
 from mojolearn.models.gguf_quants import PLAIN, decode
-from mojolearn.models.gguf_rows import minus_one, unpermute
+from mojolearn.models.gguf_rows import by_head, minus_one, unpermute
 from mojolearn.scalars import counted
 from mojolearn.weights import widen
 
@@ -111,7 +111,9 @@ class GGUFCheckpoint:
         """
         if name not in self._left:
             stored = self._stored_as(name)
-            raise ValueError(f"{self.where}: the tensor {stored} is missing; wanted is {name} of shape {shape}")
+            raise ValueError(
+                f"{self.where}: the tensor {stored} is missing; wanted is {name} of shape {shape}"
+            )
         source = self._left.pop(name)
         file, tensor = self._stored[source.name]
         where = f"{file.where}: {source.name}"
@@ -152,7 +154,9 @@ class GGUFCheckpoint:
         file, tensor = self._stored[name]
         where = f"{file.where}: {name}"
         if tensor.type not in PLAIN or np.prod(tensor.shape, dtype=float) > MOST_SMALL:
-            raise ValueError(f"{where} is of type {tensor.type} and shape {tensor.shape}; wanted is a short vector of F32")
+            raise ValueError(
+                f"{where} is of type {tensor.type} and shape {tensor.shape}; wanted is a short vector of F32"
+            )
         return widen(decode(file.data(tensor), tensor.type, tensor.shape, where))
 
     def _sources(self, name, tensor):
@@ -172,7 +176,8 @@ class GGUFCheckpoint:
         theirs = f"{prefix}{known[part]}.{leaf}"
         if "{}" in known[part]:  # one tensor for each head
             return {theirs.format(h): Source(name, h, h + 1, None, shape[1:]) for h in range(shape[0])}
-        return {theirs: whole._replace(change=self._change(part, leaf))}
+        change = self._change(part, leaf)
+        return {theirs: whole._replace(change=change, shape=shape[::-1] if change is np.transpose else shape)}
 
     def _change(self, part, leaf):
         raw, row = self.raw_config, self._row
@@ -181,7 +186,10 @@ class GGUFCheckpoint:
             return partial(unpermute, heads=raw[heads[part]])
         if row.norm_plus_one and part.endswith("norm") and leaf == "weight":
             return minus_one
-        return None
+        if row.qkv_by_head and part == "attn_qkv":
+            return partial(by_head, heads=raw["num_attention_heads"])
+        in_layer = part in row.layers and not part.endswith("norm")
+        return np.transpose if row.transposed and in_layer and leaf == "weight" else None
 
     def _split(self, name, shape, prefix, leaf):
         """Part the rows of queries, keys and values that lie in one tensor."""

@@ -5,7 +5,7 @@ Every key of the metadata is used here or by the tokenizer, is known not to matt
 
 import numpy as np
 
-from mojolearn.models.gguf_architectures import ARCHITECTURES, SIZES
+from mojolearn.models.gguf_architectures import ARCHITECTURES, LAYERNORM, RMS, SIZES
 from mojolearn.models.gguf_rope import rope_parameters
 from mojolearn.models.gguf_special import end_ids, special_id
 from mojolearn.models.strict_json import Fields
@@ -35,6 +35,7 @@ HARMLESS = (
     *("mradermacher.", "quantize.", "split.", "tokenizer."),
 )
 
+ROPE_BY_KIND = ("gemma3_text", "olmo3")  # rope_parameters hold an object for each kind of layer
 MOST_LISTED = 2**16  # values of a list that is read; those of the architectures have one per layer
 
 
@@ -79,18 +80,22 @@ def raw_config(metadata, tensors, small, where):
     values = fields.integer(at("attention.value_length"), head_dim)
     if values != head_dim:
         raise fields.wrong(at("attention.value_length"), values, f"the width of keys, {head_dim}")
-    if row.root_scale is not None:
-        wide = sizes["block_count"] == row.root_scale
+    if row.scaled_by_head is not None:
+        wide = sizes["block_count"] == row.scaled_by_head
         raw["query_pre_attn_scalar"] = width // heads if wide else head_dim
+    _same_epsilon(fields, at, row)
     found = {field: fields.number(at(key), None) for key, field in row.numbers.items()}
     found |= {field: fields.boolean(at(key), None) for key, field in row.flags.items()}
     raw |= {field: value for field, value in found.items() if value is not None}
     raw |= {field: _has(tensors, part) for field, part in row.switches.items()}
     raw |= _windows(fields, at, row, sizes["block_count"])
+    if raw.get("sliding_window") and row.windowed:
+        raw["model_type"] = row.windowed
     if row.rope:
-        raw |= rope_parameters(fields, at, small, row, head_dim, sizes["context_length"])
+        by_kind = raw["model_type"] in ROPE_BY_KIND
+        raw |= rope_parameters(fields, at, small, row, head_dim, sizes["context_length"], by_kind)
     raw |= _vocabulary(metadata, fields, at, tensors, where)
-    _refuse_the_rest(fields, metadata, name, where)
+    _refuse_the_rest(fields, metadata, name, {**FIXED, **row.fixed}, where)
     return raw, row
 
 
@@ -125,6 +130,14 @@ def _one(fields, key, *default):
     return fields.integer(key, *default)
 
 
+def _same_epsilon(fields, at, row):
+    """Take the epsilon of the other kind of norm, which some files repeat."""
+    for used, other in ((RMS, LAYERNORM), (LAYERNORM, RMS)):
+        value = fields.left.get(at(used))
+        if used in row.numbers and value is not None and fields.left.get(at(other)) == value:
+            fields.take(at(other))
+
+
 def _kv_heads(fields, at, row, heads):
     kv_heads = _one(fields, at("attention.head_count_kv"), heads)
     if row.kv_heads:
@@ -135,7 +148,9 @@ def _kv_heads(fields, at, row, heads):
 
 
 def _has(tensors, part):
-    """Tell whether layer 0 has a tensor, by itself or with those of the whole attention in one."""
+    """Tell whether layer 0 has a tensor, by itself or in one with others; after "no ", whether it has none."""
+    if part.startswith("no "):
+        return not _has(tensors, part.removeprefix("no "))
     fused = part.replace("attn_q.", "attn_qkv.")
     return f"blk.0.{part}" in tensors or f"blk.0.{fused}" in tensors
 
@@ -148,15 +163,19 @@ def _windows(fields, at, row, n_layers):
         if window or pattern is not None:
             raise fields.wrong(at("attention.sliding_window"), window, "0 or absent for this architecture")
         return {}
-    if row.window == "all" or not window:
+    if row.window == "all":
         return {"sliding_window": window or None}
+    if not window:
+        return {"sliding_window": None, "layer_types": ["full_attention"] * n_layers}
     if not isinstance(pattern, list):
         fields.left[at("attention.sliding_window_pattern")] = pattern
         every = fields.integer(at("attention.sliding_window_pattern"), row.window)
         pattern = [(i + 1) % every != 0 for i in range(n_layers)]
     if len(pattern) != n_layers or not all(v in (False, True) for v in pattern):
         raise fields.wrong(
-            at("attention.sliding_window_pattern"), pattern, f"a number, or a list of {n_layers} of true and false"
+            at("attention.sliding_window_pattern"),
+            pattern,
+            f"a number, or a list of {n_layers} of true and false",
         )
     kinds = ["sliding_attention" if slides else "full_attention" for slides in pattern]
     return {"sliding_window": window, "layer_types": kinds}
@@ -183,12 +202,14 @@ def _vocabulary(metadata, fields, at, tensors, where):
     }
 
 
-def _refuse_the_rest(fields, metadata, name, where):
+def _refuse_the_rest(fields, metadata, name, fixed, where):
     for key, value in fields.left.items():
-        allowed = FIXED.get(key.removeprefix(f"{name}."), ())
+        allowed = fixed.get(key.removeprefix(f"{name}."), ())
         if not any(type(value) is type(v) and value == v for v in allowed):
             wanted = "".join(f"{v!r} or " for v in allowed)
-            raise ValueError(f"{where}: {key} = {shown(value)} is not honoured; wanted is {wanted}no such key")
+            raise ValueError(
+                f"{where}: {key} = {shown(value)} is not honoured; wanted is {wanted}no such key"
+            )
     for key, value in metadata.items():
         space, _, rest = key.partition(".")
         known = space == name or key.startswith(HARMLESS) or (space == "general" and rest in DESCRIPTIONS)

@@ -114,7 +114,9 @@ class GGUFFile:
             size = file.seek(0, 2)
             self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         if self.map[:4] != MAGIC:
-            raise ValueError(f"{self.where} is no GGUF file: it begins with {bytes(self.map[:4])!r}, not b'GGUF'")
+            raise ValueError(
+                f"{self.where} is no GGUF file: it begins with {bytes(self.map[:4])!r}, not b'GGUF'"
+            )
         reader = _Reader(self, 4)
         version = reader.number("I")
         if version not in VERSIONS:
@@ -176,7 +178,11 @@ class GGUFFile:
             shape = tuple(reader.number("Q") for _ in range(dimensions))[::-1]
             found.append((name, shape, reader.number("I"), reader.number("Q")))
         alignment = self.metadata.get("general.alignment", 32)
-        power = isinstance(alignment, int) and 0 < alignment <= LARGEST_ALIGNMENT and not alignment & alignment - 1
+        power = (
+            isinstance(alignment, int)
+            and 0 < alignment <= LARGEST_ALIGNMENT
+            and not alignment & alignment - 1
+        )
         if not power:
             raise ValueError(
                 f"{self.where}: general.alignment must be a power of two up to {LARGEST_ALIGNMENT}, not {alignment!r}"
@@ -196,7 +202,9 @@ class GGUFFile:
                 )
             end = offset + length + -length % alignment
         if found and size > data + end:
-            raise ValueError(f"{self.where} is longer than its header says: {size} bytes, wanted {data + end}")
+            raise ValueError(
+                f"{self.where} is longer than its header says: {size} bytes, wanted {data + end}"
+            )
 
     def _length(self, name, shape, number):
         """Return the type of a tensor and its number of bytes."""
@@ -229,7 +237,9 @@ class _Reader:
         """Move on; `what` is being read."""
         self.at += length
         if self.at > len(self._file.map):
-            raise ValueError(f"{self._file.where} is cut short, or no GGUF file: {what} ends after the file does")
+            raise ValueError(
+                f"{self._file.where} is cut short, or no GGUF file: {what} ends after the file does"
+            )
 
     def number(self, letter, what="the header"):
         """Read one number, given by its letter in `NUMBERS`."""
@@ -249,7 +259,9 @@ class _Reader:
         """Read a name, which can stand in a sentence."""
         name = self.text(what)
         if not name or not name.isprintable():
-            raise ValueError(f"{self._file.where}: {what} is {name!r}; wanted are one or more printable characters")
+            raise ValueError(
+                f"{self._file.where}: {what} is {name!r}; wanted are one or more printable characters"
+            )
         return name
 
     def text(self, what, limit=LONGEST_NAME):
@@ -263,4 +275,3 @@ class _Reader:
             return self._file.map[start : self.at].decode()
         except UnicodeDecodeError as error:
             raise ValueError(f"{self._file.where}: {what} is not UTF-8 text (byte {error.start})") from None
-

@@ -32,15 +32,19 @@ TYPES = {
     "Q4_K": Type(12, 256, 144),
     "Q5_K": Type(13, 256, 176),
     "Q6_K": Type(14, 256, 210),
+    "IQ4_NL": Type(20, 32, 18),
+    "IQ4_XS": Type(23, 256, 136),
 }
 PLAIN = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}  # bfloat16 as its bits
 
 # Names of types that are not read, by number, for messages.
-OTHER_TYPES = {
-    **{9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL"},
-    **{21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"},
-    **{29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4"},
-}
+OTHER_TYPES = dict(
+    (
+        *((9, "Q8_1"), (15, "Q8_K"), (16, "IQ2_XXS"), (17, "IQ2_XS"), (18, "IQ3_XXS"), (19, "IQ1_S")),
+        *((21, "IQ3_S"), (22, "IQ2_S"), (24, "I8"), (25, "I16"), (26, "I32"), (27, "I64"), (28, "F64")),
+        *((29, "IQ1_M"), (34, "TQ1_0"), (35, "TQ2_0"), (39, "MXFP4"), (40, "NVFP4")),
+    )
+)
 
 
 def decode(data, kind, shape, where):
@@ -75,7 +79,7 @@ def decode(data, kind, shape, where):
         from gguf.quants import dequantize
     except ImportError:
         raise ImportError(
-            f"{where} is of type {kind}, which the package gguf decodes; `pip install mojolearn-numba[gguf]` installs it"
+            f"{where} is of type {kind}, which takes the package gguf; `pip install mojolearn-numba[gguf]` does it"
         ) from None
     values = np.empty(shape, np.float32)
     rows = values.reshape(-1, shape[-1])

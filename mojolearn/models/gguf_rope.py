@@ -16,7 +16,7 @@ LOW, HIGH = 1.0, 4.0
 LENGTHS = (8192, *(2**n for n in range(4, 21)))
 
 
-def rope_parameters(fields, at, small, row, head_dim, context):
+def rope_parameters(fields, at, small, row, head_dim, context, by_kind):
     """Take the keys about rotation.
 
     Parameters
@@ -33,6 +33,8 @@ def rope_parameters(fields, at, small, row, head_dim, context):
         Width of a head.
     context : int
         The length that the model was made for.
+    by_kind : bool
+        Whether there are parameters for each kind of layer.
 
     Returns
     -------
@@ -52,7 +54,9 @@ def rope_parameters(fields, at, small, row, head_dim, context):
     factors = small(FACTORS)
     if factors is not None:
         if scaling:
-            raise ValueError(f"{fields.where}: the tensor {FACTORS} does not go with {at('rope.scaling.type')}")
+            raise ValueError(
+                f"{fields.where}: the tensor {FACTORS} does not go with {at('rope.scaling.type')}"
+            )
         scaling = _llama3(factors, theta, turned, (original, context), fields.where)
     long, short = small(LONG), small(SHORT)
     beside = {}
@@ -61,7 +65,7 @@ def rope_parameters(fields, at, small, row, head_dim, context):
     if turned != head_dim or row.partial_rope:
         scaling["partial_rotary_factor"] = _share(turned, head_dim)
     everywhere = {"rope_type": "default", **scaling, "rope_theta": theta}
-    if row.local_rope_theta is None:
+    if not by_kind:
         if local != theta:
             raise fields.wrong(at("rope.freq_base_swa"), local, f"{theta}, as for all layers")
         return {"rope_parameters": everywhere, **beside}
@@ -95,22 +99,27 @@ def _scaling(fields, at, original):
     yarn = {"rope_type": "yarn", "factor": factor}
     if original is not None:
         yarn["original_max_position_embeddings"] = original
-    names = {"yarn_attn_factor": "attention_factor", "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
+    names = {
+        "yarn_attn_factor": "attention_factor",
+        "yarn_beta_fast": "beta_fast",
+        "yarn_beta_slow": "beta_slow",
+    }
     for name, field in names.items():
         value = fields.number(at(f"rope.scaling.{name}"), None)
         if value is not None:
             yarn[field] = value
     if fields.number(at("rope.scaling.yarn_ext_factor"), 1.0) != 1:
-        raise ValueError(f"{fields.where}: {at('rope.scaling.yarn_ext_factor')} must be 1, nothing else is honoured")
+        raise ValueError(
+            f"{fields.where}: {at('rope.scaling.yarn_ext_factor')} must be 1, nothing else is honoured"
+        )
     return yarn
 
 
 def _longrope(fields, at, long, short, original):
     """Return the scaling with a factor for each pair of columns, for texts up to the original length and beyond."""
     if long is None or short is None or original is None:
-        raise ValueError(
-            f"{fields.where}: longrope needs the tensors {LONG} and {SHORT}, and {at('rope.scaling.original_context_length')}"
-        )
+        key = at("rope.scaling.original_context_length")
+        raise ValueError(f"{fields.where}: longrope needs the tensors {LONG} and {SHORT}, and {key}")
     scaling = {"rope_type": "longrope", "long_factor": long.tolist(), "short_factor": short.tolist()}
     attention = fields.number(at("rope.scaling.attn_factor"), None)
     if attention is not None:

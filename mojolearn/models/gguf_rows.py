@@ -60,5 +60,7 @@ def minus_one(array, where):
         gains = stored - np.float32(1)
         lost = np.flatnonzero(gains + np.float32(1) != stored)
     if lost.size and np.isfinite(stored).all():
-        raise ValueError(f"{where}[{lost[0]}] is {stored[lost[0]]!r}, which is not 1 + w for a float32 number w")
+        raise ValueError(
+            f"{where}[{lost[0]}] is {stored[lost[0]]!r}, which is not 1 + w for a float32 number w"
+        )
     return gains

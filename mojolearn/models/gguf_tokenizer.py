@@ -124,9 +124,13 @@ def _list(metadata, name, kinds, count, where):
     """Return a list of `count` numbers."""
     value = metadata.get(OWN + name)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds:
-        raise ValueError(f"{where}: {OWN}{name} must be a list of numbers, one for each token, not {shown(value)}")
+        raise ValueError(
+            f"{where}: {OWN}{name} must be a list of numbers, one for each token, not {shown(value)}"
+        )
     if len(value) != count:
-        raise ValueError(f"{where}: {OWN}{name} has {len(value)} entries, but there are {counted(count, 'token')}")
+        raise ValueError(
+            f"{where}: {OWN}{name} has {len(value)} entries, but there are {counted(count, 'token')}"
+        )
     return value
 
 
@@ -145,7 +149,9 @@ def _tokens(metadata, where):
     if len(set(tokens)) != len(tokens):
         first = {}
         twice = next(i for i, text in enumerate(tokens) if first.setdefault(text, i) != i)
-        raise ValueError(f"{where}: the tokens {first[tokens[twice]]} and {twice} are the same, {shown(tokens[twice])}")
+        raise ValueError(
+            f"{where}: the tokens {first[tokens[twice]]} and {twice} are the same, {shown(tokens[twice])}"
+        )
     if OWN + "token_type" not in metadata:
         return tokens, np.ones(len(tokens), np.int32)
     return tokens, _list(metadata, "token_type", "iu", len(tokens), where)
@@ -165,7 +171,9 @@ def _byte_pairs(metadata, tokens, types, where):
     for line in _strings(metadata, "merges", where):
         at = line.find(" ", 1)
         if at < 0 or at == len(line) - 1:
-            raise ValueError(f"{where}: {OWN}merges holds {shown(line)}; wanted are two tokens and a space between")
+            raise ValueError(
+                f"{where}: {OWN}merges holds {shown(line)}; wanted are two tokens and a space between"
+            )
         merges.append((line[:at], line[at + 1 :]))
     vocabulary = {text: i for i, text in enumerate(tokens)}
     backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre.whole_words))
@@ -224,7 +232,9 @@ def _add_special(backend, metadata, tokens, types):
     from tokenizers import AddedToken
 
     name = metadata.get("general.name")
-    eager = isinstance(name, str) and ("phi-3" in name.lower() or "phi3" in name.lower())  # they swallow spaces
+    eager = isinstance(name, str) and (
+        "phi-3" in name.lower() or "phi3" in name.lower()
+    )  # they swallow spaces
     shy = ("<unk>", "<s>", "<|endoftext|>")
 
     def added(i, special):

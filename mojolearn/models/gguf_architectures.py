@@ -87,7 +87,7 @@ COHERE = Architecture(
     "cohere",
     layers={**ATTENTION, **MLP, **QK_NORM, "attn_norm": "input_layernorm"},
     numbers={LAYERNORM: "layer_norm_eps", "logit_scale": "logit_scale"},
-    switches={"use_qk_norm": "attn_q_norm.weight"},
+    switches={**ATTENTION_BIAS, "use_qk_norm": "attn_q_norm.weight"},
 )
 
 ARCHITECTURES = {
@@ -260,5 +260,6 @@ ARCHITECTURES = {
         numbers={LAYERNORM: "norm_epsilon"},
         constants={"hidden_act": "gelu_pytorch_tanh"},
         switches={"use_bias": "attn_q.bias"},
+        window="all",
     ),
 }

@@ -81,16 +81,15 @@ def _share(turned, head_dim):
 
 def _scaling(fields, at, original):
     """Return the scaling that the keys give."""
-    factor = fields.take(at("rope.scaling.factor"), fields.take(at("rope.scale_linear")))
-    if factor == 0:  # one way to say that there is none
-        factor = None
     key = at("rope.scaling.factor")
-    kind = fields.take(at("rope.scaling.type"), "linear" if factor is not None else "none")
+    has_factor = fields.left.get(key) or fields.left.get(at("rope.scale_linear"))
+    kind = fields.take(at("rope.scaling.type"), "linear" if has_factor else "none")
     if kind not in ("none", "linear", "yarn", "longrope"):
         raise fields.wrong(at("rope.scaling.type"), kind, "one of none, linear, yarn, longrope")
-    if kind == "longrope":
+    if kind == "longrope":  # which has a list of factors instead
         return {"rope_type": "longrope"}
-    if kind == "none" or factor in (None, 1):
+    factor = fields.take(key, fields.take(at("rope.scale_linear")))
+    if kind == "none" or factor in (None, 0, 1):
         return {}
     fields.left[key] = factor
     factor = fields.number(key)

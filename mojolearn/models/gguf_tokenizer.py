@@ -79,24 +79,23 @@ def load_tokenizer(path, caller):
     makers = {"gpt2": _byte_pairs, "llama": _pieces}
     if not isinstance(model, str) or model not in makers:
         raise ValueError(f"{where}: {OWN}model must be one of {', '.join(makers)}, not {shown(model)}")
+    bos, eos = (special_id(metadata, kind, where) for kind in ("bos", "eos"))
     try:
         backend, add_bos = makers[model](metadata, tokens, types, where)
         _add_special(backend, metadata, tokens, types)
+        add_bos = _wanted(metadata, "bos", add_bos, bos, where)
+        add_eos = _wanted(metadata, "eos", False, eos, where)
+        if add_eos:
+            _end_with(backend, tokens[eos], eos)
     except Exception as error:  # the library raises plain Exception
         if isinstance(error, ValueError) and str(error).startswith(where):
             raise
         raise ValueError(f"{where} holds no tokenizer that works ({' '.join(str(error).split())})") from None
-    bos, eos = (special_id(metadata, kind, where) for kind in ("bos", "eos"))
-    if _flag(metadata, "add_eos_token", False, where) and eos is not None:
-        _end_with(backend, tokens[eos], eos)
-    add_bos = _flag(metadata, "add_bos_token", add_bos, where)
-    if add_bos and bos is None:
-        raise ValueError(f"{where}: {OWN}add_bos_token is true, but there is no {OWN}bos_token_id")
     named = {f"{kind}_token": special_id(metadata, name, where) for kind, name in NAMED.items()}
     return backend, {
         "bos_token_id": bos,
         "eos_token_id": eos,
-        "add_bos": add_bos,
+        "add_bos": add_bos or (None if add_eos else False),
         "chat_templates": _templates(metadata, where),
         "special_tokens": {kind: tokens[i] for kind, i in named.items() if i is not None},
     }
@@ -118,6 +117,14 @@ def _flag(metadata, name, default, where):
     if not isinstance(value, bool):
         raise ValueError(f"{where}: {OWN}{name} must be true or false, not {shown(value)}")
     return value
+
+
+def _wanted(metadata, kind, default, number, where):
+    """Tell whether a token is added to every text; it must exist then."""
+    wanted = _flag(metadata, f"add_{kind}_token", default, where)
+    if wanted and number is None:
+        raise ValueError(f"{where}: {OWN}add_{kind}_token is true, but there is no {OWN}{kind}_token_id")
+    return wanted
 
 
 def _list(metadata, name, kinds, count, where):

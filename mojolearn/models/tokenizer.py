@@ -12,6 +12,8 @@ from mojolearn.models.chat_template import (
     render_template,
 )
 from mojolearn.models.files import admit_file, admit_folder
+from mojolearn.models.gguf_file import is_gguf
+from mojolearn.models.gguf_tokenizer import load_tokenizer
 from mojolearn.models.strict_json import read_json
 from mojolearn.models.text_stream import TextStream
 from mojolearn.scalars import admit_integer, admit_switch, kind, shown
@@ -41,7 +43,7 @@ class Tokenizer:
     vocab_size : int
         Number of tokens, special ones included.
     bos_token_id, eos_token_id, add_bos, chat_templates, special_tokens
-        As given; `load` takes them from ``tokenizer_config.json`` and the files of templates.
+        As given; `load` takes them from ``tokenizer_config.json`` and the files of templates, or from a GGUF file.
 
     Examples
     --------
@@ -68,12 +70,12 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder):
-        """Load ``tokenizer.json`` and, where they are, ``tokenizer_config.json`` and chat templates.
+        """Load ``tokenizer.json`` and, where they are, ``tokenizer_config.json`` and chat templates; or a GGUF file.
 
         Parameters
         ----------
         folder : str or path
-            A Hugging Face folder.
+            A Hugging Face folder, or a GGUF file.
 
         Returns
         -------
@@ -85,7 +87,7 @@ class Tokenizer:
         ImportError
             The package tokenizers is not installed.
         FileNotFoundError
-            There is no ``tokenizer.json``.
+            There is no ``tokenizer.json``, or no such GGUF file.
         ValueError
             One of the files is malformed.
         """
@@ -95,6 +97,9 @@ class Tokenizer:
             raise ImportError(
                 f"{CALLER}: the package tokenizers is not installed; `pip install tokenizers` does it"
             ) from None
+        if is_gguf(folder):
+            backend, settings = load_tokenizer(folder, CALLER)
+            return cls(backend, **settings)
         folder = admit_folder(folder, CALLER)
         path = folder / "tokenizer.json"
         admit_file(path, CALLER)

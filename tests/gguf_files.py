@@ -12,9 +12,17 @@ import numpy as np
 from gguf.quants import quantize
 
 from mojolearn.models.checkpoint import Checkpoint
+from mojolearn.models.gguf_quants import TYPES
 from mojolearn.weights import widen
 
-KINDS = {bool: (7, "?"), int: (4, "I"), float: (6, "f"), np.int32: (5, "i"), np.uint64: (10, "Q"), np.float32: (6, "f")}
+KINDS = {
+    bool: (7, "?"),
+    int: (4, "I"),
+    float: (6, "f"),
+    np.int32: (5, "i"),
+    np.uint64: (10, "Q"),
+    np.float32: (6, "f"),
+}
 NUMBERS = {kind.name: kind.value for kind in gguf.GGMLQuantizationType}
 
 
@@ -78,13 +86,33 @@ def write(path, metadata, tensors, **options):
     return path
 
 
+SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}  # where a block has its halves; else at the front
+SCALES |= dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,))
+SCALES |= dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2))
+
+
+def random_blocks(kind, count, seed=0):
+    """Bytes of blocks, with scales that are ordinary numbers."""
+    rng = np.random.default_rng(seed)
+    data = rng.integers(0, 256, (count, TYPES[kind].bytes), dtype=np.uint8)
+    for at in SCALES[kind]:
+        scales = rng.uniform(-0.1, 0.1, count).astype("<f2")
+        data[:, at : at + 2] = scales.view(np.uint8).reshape(count, 2)
+    return data
+
+
 # --- from a checkpoint folder -------------------------------------------------------------------------------
 
-ARCHITECTURES = {
-    **{name: name for name in ("arcee", "cohere2", "exaone4", "gemma", "gemma2", "glm4", "gpt2", "granite", "llama")},
-    **{name: name for name in ("nemotron", "olmo", "olmo2", "phi3", "qwen2", "qwen3", "smollm3", "stablelm")},
-    **{"cohere": "command-r", "gemma3_text": "gemma3", "gpt_neox": "gptneox", "mistral": "llama", "olmo3": "olmo2"},
-    **{"phi": "phi2", "starcoder2": "starcoder2"},
+OWN_NAMES = (
+    "arcee cohere2 exaone4 gemma gemma2 glm4 gpt2 granite llama nemotron olmo olmo2 phi3 qwen2 qwen3 smollm3"
+)
+ARCHITECTURES = {name: name for name in f"{OWN_NAMES} stablelm starcoder2".split()} | {
+    "cohere": "command-r",
+    "gemma3_text": "gemma3",
+    "gpt_neox": "gptneox",
+    "mistral": "llama",
+    "olmo3": "olmo2",
+    "phi": "phi2",
 }
 PERMUTED = ("arcee", "granite", "llama", "mistral", "olmo", "smollm3")
 PLUS_ONE = ("gemma", "gemma2", "gemma3_text", "nemotron")
@@ -189,13 +217,17 @@ def llama3_factors(config):
     return np.where(turns > high, 1, np.where(turns < low, parameters["factor"], between)).astype(np.float32)
 
 
-def tensors_of(folder, config, kind="F32"):
-    """The tensors of a folder under the names of the format; matrices are stored as `kind`."""
-    architecture = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == ARCHITECTURES[config["model_type"]])
+def tensors_of(folder, config, kind="F32", absent=()):
+    """The tensors of a folder under the names of the format; matrices are stored as `kind`, some are left out."""
+    architecture = next(
+        a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == ARCHITECTURES[config["model_type"]]
+    )
     names = gguf.get_tensor_name_map(architecture, config.get("num_hidden_layers") or config["n_layer"])
     checkpoint = Checkpoint(folder)
     found, heads = {}, {}
     for name, (_, entry) in sorted(checkpoint._left.copy().items()):
+        if any(part in name for part in absent):
+            continue
         array = changed(name, widen(checkpoint.take(name, entry.shape)), config)
         stem, _, head = name.removesuffix(".weight").partition(".norms.")
         if head:  # one tensor per head: they become one matrix

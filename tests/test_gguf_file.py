@@ -94,7 +94,9 @@ def test_metadata_alone(tmp_path):
     assert read(write(tmp_path / "x.gguf", METADATA, {})).tensors == {}
 
 
-@pytest.mark.parametrize("length", range(len(gguf_bytes({"k": "v", "l": ["a"]}, {"t": stored(np.ones(3))})) - 20))
+@pytest.mark.parametrize(
+    "length", range(len(gguf_bytes({"k": "v", "l": ["a"]}, {"t": stored(np.ones(3))})) - 20)
+)
 def test_cut_anywhere(tmp_path, length):
     whole = gguf_bytes({"k": "v", "l": ["a"]}, {"t": stored(np.ones(3))})
     refused(tmp_path, whole[:length], "cut short|no GGUF file")
@@ -149,7 +151,10 @@ def with_key(data, key="k"):
         (with_tensor(tensor(offset=32)), "t is at byte 32 of the data; wanted is 0"),
         (with_tensor(tensor(name="\x1b[2J")), "printable"),
         (gguf_bytes({}, [("t", stored(np.ones(3)))] * 2), "the tensor t appears twice"),
-        (gguf_bytes({}, {"t": stored(np.ones(3)), "u": (*stored(np.ones(3)), 0)}), "u is at byte 0 of the data"),
+        (
+            gguf_bytes({}, {"t": stored(np.ones(3)), "u": (*stored(np.ones(3)), 0)}),
+            "u is at byte 0 of the data",
+        ),
         (gguf_bytes({}, {"t": stored(np.ones(3))}, cut=21), "t ends at byte"),
         (gguf_bytes({}, {"t": stored(np.ones(3))}) + bytes(32), "longer than its header says"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "pointer of Git LFS"),
@@ -174,25 +179,31 @@ def test_damaged_bytes(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("damaged") / "x.gguf"
     path.write_bytes(damaged)
     tracemalloc.start()
-    try:
-        file = read(path)
-    except ValueError as error:
-        assert str(error).startswith(f"T: {path}")
-        assert "\n" not in str(error)
-    else:
-        assert all(tensor.stop <= len(damaged) for tensor in file.tensors.values())
-        for value in file.metadata.values():
-            if isinstance(value, Strings):
-                try:
-                    value.read("k")
-                except ValueError as error:
-                    assert "not UTF-8" in str(error)
+    said, file = outcome(lambda: read(path))
     assert tracemalloc.get_traced_memory()[1] < 10**6
     tracemalloc.stop()
+    assert said is None or (said.startswith(f"T: {path}") and "\n" not in said)
+    if file is not None:
+        assert all(tensor.stop <= len(damaged) for tensor in file.tensors.values())
+        for strings in (value for value in file.metadata.values() if isinstance(value, Strings)):
+            said, _ = outcome(lambda strings=strings: strings.read("k"))
+            assert said is None or "not UTF-8" in said
+
+
+def outcome(call):
+    """What an error says, or what is returned."""
+    try:
+        return None, call()
+    except ValueError as error:
+        return str(error), None
 
 
 def test_lists_cost_nothing_until_they_are_read(tmp_path):
-    path = write(tmp_path / "x.gguf", {"names": ["token"] * 100_000, "numbers": np.arange(100_000.0, dtype=np.float32)}, {})
+    path = write(
+        tmp_path / "x.gguf",
+        {"names": ["token"] * 100_000, "numbers": np.arange(100_000.0, dtype=np.float32)},
+        {},
+    )
     tracemalloc.start()
     file = read(path)
     assert tracemalloc.get_traced_memory()[1] < 200_000
@@ -206,5 +217,13 @@ def test_what_is_taken_for_a_file(tmp_path):
     (tmp_path / "folder.gguf").mkdir()
     assert is_gguf(tmp_path / "blob")
     assert is_gguf(str(tmp_path / "none.GGUF"))
-    for other in (tmp_path / "other", tmp_path / "none", tmp_path / "folder.gguf", Path("a\0b"), 3, None, b"x.gguf"):
+    for other in (
+        tmp_path / "other",
+        tmp_path / "none",
+        tmp_path / "folder.gguf",
+        Path("a\0b"),
+        3,
+        None,
+        b"x.gguf",
+    ):
         assert not is_gguf(other)

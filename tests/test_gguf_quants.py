@@ -6,6 +6,7 @@ import sys
 import gguf
 import numpy as np
 import pytest
+from gguf_files import random_blocks
 
 from mojolearn.models import gguf_quants
 from mojolearn.models.gguf_quants import OTHER_TYPES, PLAIN, TYPES, decode
@@ -123,21 +124,6 @@ def iq4_xs(data):
     return values
 
 
-SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}  # where a block has its halves; else at the front
-SCALES |= dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,))
-SCALES |= dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2))
-
-
-def random_blocks(kind, count, seed=0):
-    """Bytes of blocks, with scales that are ordinary numbers."""
-    rng = np.random.default_rng(seed)
-    data = rng.integers(0, 256, (count, TYPES[kind].bytes), dtype=np.uint8)
-    for at in SCALES[kind]:
-        scales = rng.uniform(-0.1, 0.1, count).astype("<f2")
-        data[:, at : at + 2] = scales.view(np.uint8).reshape(count, 2)
-    return data
-
-
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_every_block_by_its_definition(kind):
     blocks = random_blocks(kind, 12)
@@ -183,7 +169,9 @@ def test_infinite_scales_warn_nobody():
 
 def test_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "gguf.quants", None)
-    with pytest.raises(ImportError, match=r"^T: t is of type Q8_0, which takes .*`pip install mojolearn-numba\[gguf\]`"):
+    with pytest.raises(
+        ImportError, match=r"^T: t is of type Q8_0, which takes .*`pip install mojolearn-numba\[gguf\]`"
+    ):
         decode(np.zeros(34, np.uint8), "Q8_0", (32,), "T: t")
     assert decode(np.zeros(4, np.uint8), "F32", (1,), "T: t") == 0
 

@@ -196,16 +196,15 @@ class GGUFCheckpoint:
         raw = self.raw_config
         heads, kv_heads = raw["num_attention_heads"], raw["num_key_value_heads"]
         head_dim = raw.get("head_dim") or raw["hidden_size"] // heads
+        wanted = (heads + 2 * kv_heads) * head_dim
+        if shape[0] != wanted:
+            raise ValueError(f"{self.where}: {name} has {shape[0]} rows; wanted are {wanted}")
         sources, first = {}, 0
         for part, n in (("attn_q", heads), ("attn_k", kv_heads), ("attn_v", kv_heads)):
-            last = min(first + n * head_dim, shape[0])
+            last = first + n * head_dim
             source = Source(name, first, last, self._change(part, leaf), (last - first, *shape[1:]))
             sources[f"{prefix}{self._row.layers[part]}.{leaf}"] = source
             first = last
-        if first != shape[0] or any(source.shape[0] == 0 for source in sources.values()):
-            raise ValueError(
-                f"{self.where}: {name} has {shape[0]} rows; wanted are {(heads + 2 * kv_heads) * head_dim}"
-            )
         return sources
 
     def _stored_as(self, name):

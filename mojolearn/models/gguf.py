@@ -15,7 +15,7 @@ from mojolearn.models.gguf_config import raw_config
 from mojolearn.models.gguf_file import GGUFFile
 from mojolearn.models.gguf_quants import PLAIN, decode
 from mojolearn.models.gguf_rows import by_head, minus_one, unpermute
-from mojolearn.scalars import counted
+from mojolearn.scalars import counted, shown
 from mojolearn.weights import widen
 
 CALLER = "CausalLM.load"
@@ -170,7 +170,7 @@ class GGUFCheckpoint:
         known = row.whole if layer is None else row.layers
         prefix = "" if layer is None else row.prefix.format(layer)
         if part == "attn_qkv" and part not in known and layer is not None:
-            return self._split(name, shape, prefix, leaf)
+            return self._three(name, shape, prefix, leaf)
         if part not in known:
             return {name: whole}
         theirs = f"{prefix}{known[part]}.{leaf}"
@@ -191,7 +191,7 @@ class GGUFCheckpoint:
         in_layer = part in row.layers and not part.endswith("norm")
         return np.transpose if row.transposed and in_layer and leaf == "weight" else None
 
-    def _split(self, name, shape, prefix, leaf):
+    def _three(self, name, shape, prefix, leaf):
         """Part the rows of queries, keys and values that lie in one tensor."""
         raw = self.raw_config
         heads, kv_heads = raw["num_attention_heads"], raw["num_key_value_heads"]
@@ -243,21 +243,28 @@ def open_parts(path, caller):
         One is malformed, or is not the part that it should be.
     """
     files = [GGUFFile(path, caller)]
-    count = files[0].metadata.get("split.count", 1)
+    count = _split(files[0], "count", 1)
     if count in (0, 1):
         return files
     match = PART.fullmatch(path.name)
-    if files[0].metadata.get("split.no") != 0 or not match or int(match[2]) != count:
+    if _split(files[0], "no") != 0 or not match or int(match[2]) != count:
         raise ValueError(
             f"{caller}: {path} is one of {count} files; wanted is the first, named ...-00001-of-{count:05}.gguf"
         )
     for number in range(1, count):
         file = GGUFFile(path.with_name(f"{match[1]}{number + 1:05}-of-{match[2]}{match[3]}"), caller)
-        if (file.metadata.get("split.no"), file.metadata.get("split.count")) != (number, count):
+        if (_split(file, "no"), _split(file, "count")) != (number, count):
             raise ValueError(f"{file.where} does not say that it is file {number + 1} of {count}")
         files.append(file)
     total = sum(len(file.tensors) for file in files)
-    if files[0].metadata.get("split.tensors.count", total) != total:
-        wanted = files[0].metadata["split.tensors.count"]
+    wanted = _split(files[0], "tensors.count", total)
+    if total != wanted:
         raise ValueError(f"{files[0].where}: the {count} files hold {total} tensors; wanted {wanted}")
     return files
+
+
+def _split(file, name, default=None):
+    value = file.metadata.get(f"split.{name}", default)
+    if value is not None and type(value) is not int:
+        raise ValueError(f"{file.where}: split.{name} must be an integer, not {shown(value)}")
+    return value

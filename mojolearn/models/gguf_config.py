@@ -8,7 +8,7 @@ import numpy as np
 from mojolearn.models.gguf_architectures import ARCHITECTURES, LAYERNORM, RMS, SIZES
 from mojolearn.models.gguf_rope import rope_parameters
 from mojolearn.models.gguf_special import end_ids, special_id
-from mojolearn.models.strict_json import Fields
+from mojolearn.models.strict_json import MOST, Fields
 from mojolearn.scalars import shown
 
 # Keys after "<architecture>." that are not honoured, and need not be while they hold one of these values.
@@ -36,7 +36,7 @@ HARMLESS = (
 )
 
 ROPE_BY_KIND = ("gemma3_text", "olmo3")  # rope_parameters hold an object for each kind of layer
-MOST_LISTED = 2**16  # values of a list that is read; those of the architectures have one per layer
+MOST_LAYERS = 10_000
 
 
 def raw_config(metadata, tensors, small, where):
@@ -67,19 +67,15 @@ def raw_config(metadata, tensors, small, where):
     """
     name, row = _architecture(metadata, where)
     at = f"{name}.".__add__  # from "block_count" to the key in the file
-    fields = Fields({k: plain(v) for k, v in metadata.items() if k.startswith(at(""))}, where)
+    fields = Fields(_own_keys(metadata, at, where), where)
     raw = {"model_type": row.model_type, **row.defaults, **row.constants}
-    sizes = {key: _one(fields, at(key)) for key in SIZES}
+    sizes = {
+        key: _one(fields, at(key), maximum=MOST_LAYERS if key == "block_count" else MOST) for key in SIZES
+    }
     raw |= {field: sizes[key] for key, field in SIZES.items()}
     heads, width = sizes["attention.head_count"], sizes["embedding_length"]
     raw |= _kv_heads(fields, at, row, heads)
-    head_dim = fields.integer(at("attention.key_length"), None)
-    if head_dim is not None:
-        raw["head_dim"] = head_dim
-    head_dim = head_dim or width // heads
-    values = fields.integer(at("attention.value_length"), head_dim)
-    if values != head_dim:
-        raise fields.wrong(at("attention.value_length"), values, f"the width of keys, {head_dim}")
+    head_dim = _head_dim(fields, at, raw, heads, width)
     if row.scaled_by_head is not None:
         wide = sizes["block_count"] == row.scaled_by_head
         raw["query_pre_attn_scalar"] = width // heads if wide else head_dim
@@ -103,14 +99,23 @@ def plain(value):
     """Return a value as JSON would give it: a float32 as the shortest decimal number that rounds to it."""
     if isinstance(value, np.float32):
         return float(str(value))
-    if isinstance(value, np.ndarray) and value.size <= MOST_LISTED:
+    if isinstance(value, np.ndarray):
         return [plain(v) for v in value] if value.dtype == np.float32 else value.tolist()
     return value
 
 
+def _own_keys(metadata, at, where):
+    """Return the keys of the architecture; none of them holds a long list."""
+    own = {key: value for key, value in metadata.items() if key.startswith(at(""))}
+    for key, value in own.items():
+        if isinstance(value, np.ndarray) and len(value) > MOST_LAYERS:
+            raise ValueError(f"{where}: {key} has {len(value)} entries; at most {MOST_LAYERS} are read")
+    return {key: plain(value) for key, value in own.items()}
+
+
 def _architecture(metadata, where):
     kind = metadata.get("general.type", "model")
-    if kind != "model":
+    if not isinstance(kind, str) or kind != "model":
         raise ValueError(f"{where}: general.type must be 'model', not {shown(kind)}")
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
@@ -120,14 +125,14 @@ def _architecture(metadata, where):
     return name, ARCHITECTURES[name]
 
 
-def _one(fields, key, *default):
+def _one(fields, key, *default, maximum=MOST):
     """Take an integer that may be given layer by layer, if all layers agree."""
     value = fields.left.get(key)
     if isinstance(value, list):
         if len(set(value)) != 1:
             raise fields.wrong(key, value, "the same for all layers")
         fields.left[key] = value[0]
-    return fields.integer(key, *default)
+    return fields.integer(key, *default, maximum=maximum)
 
 
 def _same_epsilon(fields, at, row):
@@ -147,6 +152,22 @@ def _kv_heads(fields, at, row, heads):
     return {}
 
 
+def _head_dim(fields, at, raw, heads, width):
+    """Return the width of a head; a width of its own becomes a field."""
+    head_dim = fields.integer(at("attention.key_length"), None)
+    if head_dim is not None:
+        raw["head_dim"] = head_dim
+    elif width % heads:
+        raise fields.wrong(
+            at("attention.head_count"), heads, f"a divisor of {at('embedding_length')} = {width}"
+        )
+    head_dim = head_dim or width // heads
+    values = fields.integer(at("attention.value_length"), head_dim)
+    if values != head_dim:
+        raise fields.wrong(at("attention.value_length"), values, f"the width of keys, {head_dim}")
+    return head_dim
+
+
 def _has(tensors, part):
     """Tell whether layer 0 has a tensor, by itself or in one with others; after "no ", whether it has none."""
     if part.startswith("no "):
@@ -158,25 +179,20 @@ def _has(tensors, part):
 def _windows(fields, at, row, n_layers):
     """Return the window and which layers have it."""
     window = fields.integer(at("attention.sliding_window"), row.defaults.get("sliding_window", 0), minimum=0)
-    pattern = fields.take(at("attention.sliding_window_pattern"))
-    if row.window == "none":
-        if window or pattern is not None:
-            raise fields.wrong(at("attention.sliding_window"), window, "0 or absent for this architecture")
-        return {}
-    if row.window == "all":
+    if row.window == "none" and window:
+        raise fields.wrong(at("attention.sliding_window"), window, "0 or absent for this architecture")
+    if row.window in ("none", "all"):
         return {"sliding_window": window or None}
+    key = at("attention.sliding_window_pattern")
+    pattern = fields.take(key)
     if not window:
         return {"sliding_window": None, "layer_types": ["full_attention"] * n_layers}
     if not isinstance(pattern, list):
-        fields.left[at("attention.sliding_window_pattern")] = pattern
-        every = fields.integer(at("attention.sliding_window_pattern"), row.window)
+        fields.left[key] = pattern
+        every = fields.integer(key, row.window)
         pattern = [(i + 1) % every != 0 for i in range(n_layers)]
     if len(pattern) != n_layers or not all(v in (False, True) for v in pattern):
-        raise fields.wrong(
-            at("attention.sliding_window_pattern"),
-            pattern,
-            f"a number, or a list of {n_layers} of true and false",
-        )
+        raise fields.wrong(key, pattern, f"a number, or a list of {n_layers} of true and false")
     kinds = ["sliding_attention" if slides else "full_attention" for slides in pattern]
     return {"sliding_window": window, "layer_types": kinds}
 

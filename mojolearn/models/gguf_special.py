@@ -44,11 +44,12 @@ def special_id(metadata, kind, where):
     key = f"tokenizer.ggml.{kind}_token_id"
     tokens = metadata.get("tokenizer.ggml.tokens")
     count = len(tokens) if isinstance(tokens, Strings) else None
+    model = metadata.get("tokenizer.ggml.model")
     if key not in metadata:
-        number = LLAMA_DEFAULTS.get(kind) if metadata.get("tokenizer.ggml.model") == "llama" else None
+        number = LLAMA_DEFAULTS.get(kind) if isinstance(model, str) and model == "llama" else None
         return number if number is not None and number < (count or 0) else None
     number = metadata[key]
-    if number == NO_TOKEN:
+    if type(number) is int and number == NO_TOKEN:
         return None
     if type(number) is not int or not 0 <= number < (NO_TOKEN if count is None else count):
         wanted = "a token id" if count is None else f"from 0 to {count - 1}, as there are {count} tokens"

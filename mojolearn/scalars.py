@@ -16,7 +16,7 @@ LARGEST = 2**63 - 1  # what a 64-bit integer holds
 
 def shown(value):
     """Write a value for a sentence: its ``repr``, cut short when long, and its type."""
-    text = repr(value)
+    text = repr(value).replace("\n", "")  # of arrays
     text = text if len(text) <= 80 else text[:77] + "..."
     return text if value is None else f"{text} ({kind(value)})"
 

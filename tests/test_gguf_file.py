@@ -53,8 +53,7 @@ def test_what_stands_in_a_file(tmp_path):
     assert list(found) == list(METADATA)
     assert found["flag"] is True
     assert (found["large"], found["small"]) == (2**63, -7)
-    assert found["llama.epsilon"] == np.float32(1e-5)
-    assert isinstance(found["llama.epsilon"], np.float32)
+    assert found["llama.epsilon"] == 1e-5
     assert isinstance(found["names"], Strings)
     assert (len(found["names"]), found["names"].read("names")) == (3, METADATA["names"])
     assert found["numbers"].tolist() == [3, 1, 2]

@@ -6,6 +6,7 @@ Every key of the metadata is used here or by the tokenizer, is known not to matt
 import numpy as np
 
 from mojolearn.models.gguf_architectures import ARCHITECTURES, LAYERNORM, RMS, SIZES
+from mojolearn.models.gguf_file import shortest
 from mojolearn.models.gguf_rope import rope_parameters
 from mojolearn.models.gguf_special import end_ids, special_id
 from mojolearn.models.strict_json import MOST, Fields
@@ -95,22 +96,17 @@ def raw_config(metadata, tensors, small, where):
     return raw, row
 
 
-def plain(value):
-    """Return a value as JSON would give it: a float32 as the shortest decimal number that rounds to it."""
-    if isinstance(value, np.float32):
-        return float(str(value))
-    if isinstance(value, np.ndarray):
-        return [plain(v) for v in value] if value.dtype == np.float32 else value.tolist()
-    return value
-
-
 def _own_keys(metadata, at, where):
     """Return the keys of the architecture; none of them holds a long list."""
     own = {key: value for key, value in metadata.items() if key.startswith(at(""))}
     for key, value in own.items():
         if isinstance(value, np.ndarray) and len(value) > MOST_LAYERS:
             raise ValueError(f"{where}: {key} has {len(value)} entries; at most {MOST_LAYERS} are read")
-    return {key: plain(value) for key, value in own.items()}
+    return {key: _listed(value) if isinstance(value, np.ndarray) else value for key, value in own.items()}
+
+
+def _listed(array):
+    return [shortest(v) for v in array] if array.dtype == np.float32 else array.tolist()
 
 
 def _architecture(metadata, where):

@@ -56,6 +56,11 @@ def is_gguf(path):
         return False
 
 
+def shortest(number):
+    """Return the decimal number of the fewest digits that rounds to a float32: 1e-5 for 9.99999974737875e-06."""
+    return float(str(np.float32(number)))
+
+
 class Tensor(NamedTuple):
     """Where one tensor lies in its file; ``shape`` is in the order of NumPy and torch."""
 
@@ -73,6 +78,9 @@ class Strings:
 
     def __len__(self):
         return self._count
+
+    def __repr__(self):
+        return f"<{counted(self._count, 'string')}>"
 
     def read(self, what):
         """Return the strings as a list; `what` names them in errors."""
@@ -93,8 +101,7 @@ class GGUFFile:
     Attributes
     ----------
     metadata : dict
-        Key -> a Python int, float, bool or str, an ndarray, or `Strings`. A number of type float32 stays a
-        ``numpy.float32``, so that its shortest decimal form is known.
+        Key -> a Python int, float, bool or str, an ndarray, or `Strings`.
     tensors : dict
         Name -> `Tensor`.
 
@@ -246,7 +253,7 @@ class _Reader:
         start = self.at
         self.skip(struct.calcsize("<" + letter), what)
         number = struct.unpack_from("<" + letter, self._file.map, start)[0]
-        return np.float32(number) if letter == "f" else number
+        return shortest(number) if letter == "f" else number
 
     def count(self, what, most):
         """Read how many there are of something."""

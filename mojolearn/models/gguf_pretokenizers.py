@@ -44,8 +44,9 @@ DEEPSEEK_CODER = PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥
 UNNAMED = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))
 
 PRE_TOKENIZERS = {
-    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "exaone4", "mpt", "jais"), PLAIN),
+    **dict.fromkeys(("gpt-2", "phi-2", "exaone4", "mpt", "jais"), PLAIN),
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "exaone"), DIGITS),
+    "olmo": PLAIN._replace(nfc=True),
     "command-r": DIGITS._replace(nfc=True),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), LLAMA3_WORDS),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), LLAMA3),

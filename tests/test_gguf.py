@@ -22,6 +22,7 @@ UNSAID = {
     "gemma2": {"query_pre_attn_scalar": 12},
     "gemma3_text": {"query_pre_attn_scalar": 12},
     "gpt2": {"scale_attn_by_inverse_layer_idx": False, "scale_attn_weights": True},
+    "llama_yarn": {"hidden_act": "silu"},
     "qwen2_sliding": {"use_sliding_window": False, "layer_types": None, "sliding_window": None},
     "smollm3": {"no_rope_layers": None, "no_rope_layer_interval": 4},
 }

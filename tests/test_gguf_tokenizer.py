@@ -243,14 +243,8 @@ def test_two_ways_to_say_the_same(text):
 def test_pairs_are_joined_in_order(tmp_path):
     tokenizer = load(tmp_path, byte_pairs())
     names = tokenizer._backend.id_to_token
-    assert [names(i) for i in tokenizer.encode("hello hello help")] == [
-        "hello",
-        "Ġhe",
-        "llo",
-        "Ġhe",
-        "l",
-        "p",
-    ]
+    wanted = ["hello", "Ġhe", "llo", "Ġ", "hel", "p"]
+    assert [names(i) for i in tokenizer.encode("hello hello help")] == wanted
     assert tokenizer.decode(tokenizer.encode("hello, naïve 漢字\n")) == "hello, naïve 漢字\n"
 
 

@@ -127,10 +127,7 @@ class GGUFCheckpoint:
             array = decode(data, tensor.type, (source.last - source.first, *tensor.shape[1:]), where)
         if source.change:
             array = source.change(array) if source.change is not minus_one else minus_one(array, where)
-        array = array.reshape(shape)
-        if array.base is not None:
-            array.flags.writeable = False
-        return array
+        return array if array.shape == shape else array.reshape(shape)
 
     def release(self):
         """Give back the memory of what was read so far; arrays stay good, and are read again where they are used."""

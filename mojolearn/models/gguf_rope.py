@@ -7,6 +7,8 @@ them are compared with those in the file.
 
 import numpy as np
 
+from mojolearn.models.gguf_file import shortest
+
 FACTORS = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 TOLERANCE = 1e-5  # relative; the factors are float32, computed from float32 frequencies
@@ -119,7 +121,8 @@ def _longrope(fields, at, long, short, original):
     if long is None or short is None or original is None:
         key = at("rope.scaling.original_context_length")
         raise ValueError(f"{fields.where}: longrope needs the tensors {LONG} and {SHORT}, and {key}")
-    scaling = {"rope_type": "longrope", "long_factor": long.tolist(), "short_factor": short.tolist()}
+    lists = {"long_factor": [shortest(f) for f in long], "short_factor": [shortest(f) for f in short]}
+    scaling = {"rope_type": "longrope", **lists}
     attention = fields.number(at("rope.scaling.attn_factor"), None)
     if attention is not None:
         scaling["attention_factor"] = attention

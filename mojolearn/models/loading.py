@@ -58,7 +58,7 @@ def load_parts(path, weight_format, max_positions):
     norm = _final_norm(checkpoint, config, f"{root}{layout.norm}")
     head = _head(checkpoint, config, layout, embedding, embedding_name, weight_format)
     # Packed rows can be read as well: where the head is the embedding there is no second copy of it.
-    embedding = head.linear if config.tie_word_embeddings else np.array(embedding)
+    embedding = head.linear if config.tie_word_embeddings else np.require(embedding, requirements=["O"])
     checkpoint.release()
     blocks = []
     for layer in with_progress(range(config.n_layers), "layer"):

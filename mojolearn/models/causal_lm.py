@@ -94,13 +94,13 @@ class CausalLM:
 
     @classmethod
     def load(cls, path, *, weight_format=None, max_positions=None):
-        """Load a Hugging Face folder: ``config.json`` and ``model.safetensors``, or shards and their index.
+        """Load a Hugging Face folder (``config.json`` and safetensors, whole or in shards), or a GGUF file.
 
         Parameters
         ----------
         path : str or path
-            The folder. The families are the rows of ``mojolearn.models.families.FAMILIES``, from arcee to starcoder2;
-            docs/guide/checkpoints.md tells them apart.
+            The folder or the file. The families are the rows of ``mojolearn.models.families.FAMILIES``, from arcee
+            to starcoder2; docs/guide/checkpoints.md and docs/guide/gguf.md tell them apart.
         weight_format : {"float32", "bfloat16", "float16"}, optional
             How to keep matrices in memory; None keeps them as they are stored (as float32 where the checkpoint
             mixes formats). Nothing is ever rounded: a narrow format that cannot hold a weight is refused.
@@ -116,6 +116,8 @@ class CausalLM:
         ------
         FileNotFoundError
             The folder, ``config.json`` or a file of weights is missing.
+        ImportError
+            The tensors of a GGUF file come in blocks, and the package gguf is not installed.
         ValueError
             Something in a file is malformed, not honoured, missing, left over, or not finite; the message names
             the file, what was found and what was wanted.

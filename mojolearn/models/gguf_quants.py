@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-CHUNK = 2**20  # values decoded at a time: what decoding needs beyond its result stays small
+CHUNK = 2**18  # values decoded at a time: what decoding needs beyond its result stays small
 
 
 class Type(NamedTuple):

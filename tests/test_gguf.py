@@ -337,6 +337,17 @@ def test_no_such_file(tmp_path):
     refused(tmp_path / "none.gguf", r"none\.gguf does not exist", FileNotFoundError)
 
 
+def test_folder_of_files(tmp_path):
+    _, metadata, named = parts(tmp_path)
+    (tmp_path / "models").mkdir()
+    for name in ("b.gguf", "a.GGUF"):
+        write(tmp_path / "models" / name, metadata, named)
+    with pytest.raises(
+        FileNotFoundError, match=r"models holds no config\.json, but 2 GGUF files; .*models/a\.GGUF$"
+    ):
+        CausalLM.load(tmp_path / "models")
+
+
 def test_a_file_without_the_ending(tmp_path):
     """As some programs keep them, under the name of their contents."""
     folder, metadata, named = parts(tmp_path)

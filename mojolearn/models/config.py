@@ -15,7 +15,7 @@ from mojolearn.models.families import FAMILIES, ROOT_OF_WIDTH
 from mojolearn.models.family import InverseRoot, Number, Switch
 from mojolearn.models.files import admit_folder
 from mojolearn.models.gguf import GGUFCheckpoint
-from mojolearn.models.gguf_file import is_gguf
+from mojolearn.models.gguf_file import check_no_files, is_gguf
 from mojolearn.models.irrelevant import FIXED, HARMLESS
 from mojolearn.models.layer_types import FULL, SLIDING, read_layer_types
 from mojolearn.models.rope_fields import read_rope
@@ -122,6 +122,7 @@ def read_config(folder):
         checkpoint = GGUFCheckpoint(folder)
         return parse_config(checkpoint.raw_config, checkpoint.where)
     folder = admit_folder(folder, CALLER)
+    check_no_files(folder, CALLER)
     path = folder / "config.json"
     config = parse_config(read_json(path, CALLER), f"{CALLER}: {path}")
     path = folder / "generation_config.json"

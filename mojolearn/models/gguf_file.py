@@ -56,6 +56,29 @@ def is_gguf(path):
         return False
 
 
+def check_no_files(folder, caller):
+    """Where a folder holds GGUF files instead of a config.json, say that one of them is wanted.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        What the user gave.
+    caller : str
+        The public name that the message starts with.
+
+    Raises
+    ------
+    FileNotFoundError
+        There are such files, and no config.json.
+    """
+    files = sorted(path.name for path in folder.iterdir() if path.suffix.lower() == ".gguf")
+    if files and not os.path.lexists(folder / "config.json"):
+        raise FileNotFoundError(
+            f"{caller}: {folder} holds no config.json, but {counted(len(files), 'GGUF file')}; give the path of one, "
+            f"such as {folder / files[0]}"
+        )
+
+
 def shortest(number):
     """Return the decimal number of the fewest digits that rounds to a float32: 1e-5 for 9.99999974737875e-06."""
     return float(str(np.float32(number)))

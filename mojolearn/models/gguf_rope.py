@@ -1,13 +1,14 @@
 """How positions turn queries and keys, from the metadata and tensors of a GGUF file to ``rope_parameters``.
 
-The scaling of the kind llama3 is stored as a tensor of factors, one for each pair of columns, by which
-frequencies are divided. The four numbers that made it are found again here, and the factors that follow from
-them are compared with those in the file.
+The scaling of the kind llama3 is stored as a tensor of factors, one for each pair of columns, by which frequencies
+are divided. Where they are those of numbers that models have, these are found again, and with them the bits of
+the model as it was before the conversion; other factors are honoured as they are.
 """
 
 import numpy as np
 
 from mojolearn.models.gguf_file import shortest
+from mojolearn.scalars import shown
 
 FACTORS = "rope_freqs.weight"
 LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -53,17 +54,16 @@ def rope_parameters(fields, at, small, row, head_dim, context, by_kind):
     turned = fields.integer(at("rope.dimension_count"), head_dim, maximum=head_dim)
     original = fields.integer(at("rope.scaling.original_context_length"), None)
     scaling = _scaling(fields, at, original)
-    factors = small(FACTORS)
+    beside = {}
+    long, short, factors = (small(name) for name in (LONG, SHORT, FACTORS))
+    if long is not None or short is not None or scaling.get("rope_type") == "longrope":
+        scaling, beside = _longrope(fields, at, long, short, original)
     if factors is not None:
         if scaling:
             raise ValueError(
-                f"{fields.where}: the tensor {FACTORS} does not go with {at('rope.scaling.type')}"
+                f"{fields.where}: the tensor {FACTORS} does not go with another scaling of rotation"
             )
-        scaling = _llama3(factors, theta, turned, (original, context), fields.where)
-    long, short = small(LONG), small(SHORT)
-    beside = {}
-    if long is not None or short is not None or scaling.get("rope_type") == "longrope":
-        scaling, beside = _longrope(fields, at, long, short, original)
+        scaling = _by_frequency(factors, theta, turned, (original, context), fields.where)
     if turned != head_dim or row.partial_rope:
         scaling["partial_rotary_factor"] = _share(turned, head_dim)
     everywhere = {"rope_type": "default", **scaling, "rope_theta": theta}
@@ -129,57 +129,39 @@ def _longrope(fields, at, long, short, original):
     return scaling, {"original_max_position_embeddings": original}
 
 
-def _llama3(factors, theta, turned, lengths, where):
-    """Find the numbers of a llama3 scaling that gives these factors."""
+def _by_frequency(factors, theta, turned, lengths, where):
+    """Return the scaling that divides every frequency by its factor: llama3 where its numbers are those of a model."""
     if factors.shape != (turned // 2,):
         raise ValueError(f"{where}: {FACTORS} has shape {factors.shape}; wanted is {(turned // 2,)}")
-    factors = factors.astype(np.float64)
     if (factors == 1).all():
         return {}
-    factor = float(factors.max())
-    with np.errstate(all="ignore"):
-        return _found(factors, theta ** (-2.0 * np.arange(turned // 2) / turned), factor, lengths, where)
-
-
-def _found(factors, frequencies, factor, lengths, where):
+    factor = shortest(factors.max())
     for original in dict.fromkeys((*(n for n in lengths if n), *LENGTHS)):
-        if _fits(factors, frequencies, factor, LOW, HIGH, original):
-            return _named(factor, LOW, HIGH, original)
-    for numbers in _fitted(factors, frequencies, factor):
-        if _fits(factors, frequencies, factor, *numbers):
-            return _named(factor, *numbers)
-    raise ValueError(f"{where}: {FACTORS} holds factors that no scaling of the kind llama3 gives")
-
-
-def _named(factor, low, high, original):
+        if _fits(
+            factors.astype(np.float64), theta ** (-2.0 * np.arange(turned // 2) / turned), factor, original
+        ):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": LOW,
+                "high_freq_factor": HIGH,
+                "original_max_position_embeddings": original,
+            }
+    if not ((factors > 0) & (factors < np.inf)).all():
+        raise ValueError(f"{where}: {FACTORS} must hold numbers above 0, not {shown(factors.tolist())}")
+    listed = [shortest(f) for f in factors]
     return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": low,
-        "high_freq_factor": high,
-        "original_max_position_embeddings": original,
+        "rope_type": "longrope",  # with the same factors for texts of any length
+        "short_factor": listed,
+        "long_factor": listed,
+        "attention_factor": 1.0,
+        "original_max_position_embeddings": lengths[1],
     }
 
 
-def _fits(factors, frequencies, factor, low, high, original):
-    """Tell whether these numbers give the factors."""
-    turns = original * frequencies / (2 * np.pi)  # within the original length
-    smooth = np.clip((turns - low) / (high - low), 0, 1)
-    return np.allclose(factors, 1 / ((1 - smooth) / factor + smooth), rtol=TOLERANCE, atol=0)
-
-
-def _fitted(factors, frequencies, factor):
-    """Fit the numbers to factors between 1 and the largest: 1 / factor is a straight line in the frequency."""
-    between = (factors > 1 + TOLERANCE) & (factors < factor * (1 - TOLERANCE))
-    if np.count_nonzero(between) < 2 or factor <= 1:
-        return
-    smooth = (1 / factors[between] - 1 / factor) / (1 - 1 / factor)
-    turns = frequencies[between] / (2 * np.pi)
-    away = turns - turns.mean()
-    slope = (away * smooth).sum() / (away * away).sum()
-    shift = smooth.mean() - slope * turns.mean()
-    original = LENGTHS[0]  # only its ratio to the other two numbers matters
-    low, high = -shift * original / slope, (1 - shift) * original / slope
-    if 0 < low < high < np.inf:
-        for digits in range(2, 10):  # as round as the factors allow
-            yield float(f"{low:.{digits}g}"), float(f"{high:.{digits}g}"), original
+def _fits(factors, frequencies, factor, original):
+    """Tell whether a scaling of the kind llama3 gives the factors."""
+    with np.errstate(all="ignore"):
+        turns = original * frequencies / (2 * np.pi)  # within the original length
+        smooth = np.clip((turns - LOW) / (HIGH - LOW), 0, 1)
+        return np.allclose(factors, 1 / ((1 - smooth) / factor + smooth), rtol=TOLERANCE, atol=0)

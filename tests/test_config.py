@@ -882,7 +882,7 @@ def test_generation_config_is_kept_and_checked(tmp_path):
         ({"do_sample": "yes"}, ["do_sample must be True or False", "'yes'"]),
         ({"do_sample": 1}, ["do_sample", "1"]),
         ({"temperature": "0.7"}, ["temperature must be a number", "'0.7'"]),
-        ({"temperature": 0}, ["temperature must be above 0"]),
+        ({"temperature": -0.5}, ["temperature must be above 0", "-0.5"]),
         ({"do_sample": False, "temperature": -1}, ["temperature", "-1"]),
         ({"top_k": 1.5}, ["top_k must be an integer", "1.5"]),
         ({"top_k": -1}, ["top_k", "-1"]),

@@ -240,8 +240,9 @@ def startup(rng):
             say(f"startup, {what}: {min(seconds(call) for _ in range(1 if 'cold' in what else 3)):.2f} s")
 
 
+# ru_maxrss would count what the process that started this one held: VmHWM is of this program alone.
 PEAK = """
-import resource, sys
+import sys
 from mojolearn import CausalLM
 lm = CausalLM.load(sys.argv[1])
 state = lm.allocate_state(1, 1024)
@@ -249,7 +250,8 @@ lm.forward([list(range(64))], state)
 with lm.decode_session(state) as session:
     for _ in range(20):
         session.step([5])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, state.nbytes)
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(int(peak.split()[1]) * 1024, state.nbytes)
 """
 
 

@@ -188,7 +188,7 @@ def model(rng, folder):
     """Tokens per second of a checkpoint: bytes per token against reading memory, and against others."""
     reader, read_gb = make_reader()
     lm = CausalLM.load(folder)
-    weights = sum(block.nbytes for block in lm.blocks) + lm._head.nbytes
+    weights = sum(block.nbytes for block in lm.blocks) + lm._head.linear.nbytes
     kv = sum(2 * 4 * block.options.kv_width for block in lm.blocks)
     name = f"model, {lm.weight_format}"
     for context in (128, 1024):

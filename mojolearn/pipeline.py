@@ -4,6 +4,7 @@ It reads a cache and gives new arrays; checking what comes in and writing a stat
 """
 
 import functools
+import sys
 
 import numpy as np
 
@@ -70,17 +71,20 @@ class Pipeline:
         self.down = Linear(w["down_proj.weight"], bias("down_proj"), place=arena)
         self.eps, self.multiplier = np.float32(options.norm_eps), np.float32(options.residual_multiplier)
         self.scale, self.softcap = options.scale, np.float32(options.attn_softcap or 0)
+        self.plain_sums = self.multiplier == 1 and not options.output_norms
+        self.qk_norm = (
+            options.qk_norm == "layernorm",
+            *self._norm_arrays("q_norm"),
+            *self._norm_arrays("k_norm"),
+        )
         self.bound = np.float32(options.qkv_clip or 0)
         self.amplitude = attention_factor(options)
         self.shared_frequencies = padded_frequencies(options, 0)
-        lengths = (
-            0,
-            chosen_length(options, MOST_POSITIONS),
-        )  # the longer the sequence, the slower "dynamic" turns
-        fastest = max(float(padded_frequencies(options, n).max(initial=0)) for n in lengths)
-        self.exact_positions = (
-            min(MOST_POSITIONS, int(LARGEST_ANGLE / fastest)) if fastest else MOST_POSITIONS
-        )
+        self.goes_by_length = chosen_length(options, sys.maxsize) != 0
+        # Of two lists of "longrope" either may be the faster one; "dynamic" turns the slower the longer the sequence.
+        both = [padded_frequencies(options, n) for n in (0, chosen_length(options, MOST_POSITIONS))]
+        fastest = max(LARGEST_ANGLE / MOST_POSITIONS, *(float(f.max(initial=0)) for f in both))
+        self.exact_positions = int(LARGEST_ANGLE / fastest)
         self.work_of_step = self.nbytes // qkv.itemsize
 
     @property
@@ -90,9 +94,9 @@ class Pipeline:
 
     def frequencies(self, *lengths):
         """Rotation frequencies for rows of these lengths, and how far apart those of two rows lie (0: all the same)."""
-        chosen = [chosen_length(self.options, int(length)) for length in lengths]
-        if not any(chosen):
+        if not self.goes_by_length:
             return self.shared_frequencies, 0
+        chosen = [chosen_length(self.options, int(length)) for length in lengths]
         sets = [padded_frequencies(self.options, length) for length in chosen]
         return (sets[0], 0) if len(set(chosen)) == 1 else (np.concatenate(sets), sets[0].size)
 
@@ -137,7 +141,7 @@ class Pipeline:
 
     def _added(self, name, layer, x, n, residual):
         """The residual plus a layer's product, behind the norm of this name and a factor where the block has them."""
-        if name not in self.norms and self.multiplier == 1:
+        if self.plain_sums:
             return layer.flat(x, n, residual)
         t = self._normed(name, layer.flat(x, n), n)
         add_scaled(residual, self.multiplier, t, t)
@@ -157,8 +161,7 @@ class Pipeline:
         run(
             rotary.arrange_serial, rotary.arrange_parallel, n_workers, work,
             qkv, starts, positions, starts.size - 1, o.n_heads, o.n_kv_heads, o.head_dim, self.bound,
-            o.qk_norm == "layernorm", *self._norm_arrays("q_norm"), *self._norm_arrays("k_norm"), self.eps,
-            *frequencies, o.rope_dim // 2, o.rope_interleaved, self.amplitude, new_k, new_v,
+            *self.qk_norm, self.eps, *frequencies, o.rope_dim // 2, o.rope_interleaved, self.amplitude, new_k, new_v,
             scratch(n_workers * 2 * self.shared_frequencies.size),
         )  # fmt: skip
         return new_k, new_v

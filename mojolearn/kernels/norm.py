@@ -72,10 +72,10 @@ def deviation_scales(x, r0, r1, r2, r3, m0, m1, m2, m3, d, eps):
 
 
 @helper
-def scale_row(x, at, gain, scale, out, out_at, d):
-    """out = gain * (x * scale), two products in this order."""
+def scale_row(x, at, gain, scale, out, d):
+    """out = gain * (x * scale), two products in this order; out where x is."""
     for j in range(d):
-        put(out, out_at + j, get(gain, j) * (get(x, at + j) * scale))
+        put(out, at + j, get(gain, j) * (get(x, at + j) * scale))
 
 
 @helper
@@ -88,31 +88,43 @@ def centre_and_scale_row(x, at, mean, gain, gain_at, scale, bias, out, d):
             put(out, at + j, get(out, at + j) + get(bias, gain_at + j))
 
 
+@helper
+def pick(i, a0, a1, a2, a3):
+    """The i-th of four. Loops over four rows with it are compiled once instead of four times."""
+    a = a0
+    if i == 1:
+        a = a1
+    if i == 2:
+        a = a2
+    if i == 3:
+        a = a3
+    return a
+
+
 @part
-def rms_norm_four(x, r0, r1, r2, r3, gain, eps, out, o0, o1, o2, o3, d):
-    """RMSNorm of four rows; x and out may be the same memory."""
+def rms_norm_four(x, r0, r1, r2, r3, gain, eps, out, d):
+    """RMSNorm of four rows, to the same places of out; x and out may be the same memory."""
     s0, s1, s2, s3 = root_mean_square_scales(x, r0, r1, r2, r3, d, eps)
-    scale_row(x, r0, gain, s0, out, o0, d)
-    if r1 != r0:  # in place, a repeated row must not be scaled twice
-        scale_row(x, r1, gain, s1, out, o1, d)
-    if r2 != r1:
-        scale_row(x, r2, gain, s2, out, o2, d)
-    if r3 != r2:
-        scale_row(x, r3, gain, s3, out, o3, d)
+    before = np.int64(-1)
+    for i in range(TOGETHER):
+        row = pick(i, r0, r1, r2, r3)
+        if row != before:  # in place, a repeated row must not be scaled twice
+            scale_row(x, row, gain, pick(i, s0, s1, s2, s3), out, d)
+        before = row
 
 
 @part
 def layer_norm_four(x, r0, r1, r2, r3, gain, gain_at, gain_step, bias, eps, out, d):
-    """LayerNorm of four rows; x and out may be the same memory. Row i takes gain and bias gain_step numbers further."""
+    """LayerNorm of four rows likewise. Row i takes gain and bias from gain_at + i * gain_step on."""
     m0, m1, m2, m3 = means(x, r0, r1, r2, r3, d)
     s0, s1, s2, s3 = deviation_scales(x, r0, r1, r2, r3, m0, m1, m2, m3, d, eps)
-    centre_and_scale_row(x, r0, m0, gain, gain_at, s0, bias, out, d)
-    if r1 != r0:  # in place, a repeated row must not be scaled twice
-        centre_and_scale_row(x, r1, m1, gain, gain_at + gain_step, s1, bias, out, d)
-    if r2 != r1:
-        centre_and_scale_row(x, r2, m2, gain, gain_at + 2 * gain_step, s2, bias, out, d)
-    if r3 != r2:
-        centre_and_scale_row(x, r3, m3, gain, gain_at + 3 * gain_step, s3, bias, out, d)
+    before = np.int64(-1)
+    for i in range(TOGETHER):
+        row = pick(i, r0, r1, r2, r3)
+        if row != before:
+            centre_and_scale_row(x, row, pick(i, m0, m1, m2, m3), gain, gain_at + i * gain_step,
+                                 pick(i, s0, s1, s2, s3), bias, out, d)  # fmt: skip
+        before = row
 
 
 @part
@@ -128,7 +140,7 @@ def norm_share(index, n_workers, x, n_rows, d, layer, gain, bias, eps, out):
         if layer:
             layer_norm_four(x, r0, r1, r2, r3, gain, np.int64(0), np.int64(0), bias, eps, out, d)
         else:
-            rms_norm_four(x, r0, r1, r2, r3, gain, eps, out, r0, r1, r2, r3, d)
+            rms_norm_four(x, r0, r1, r2, r3, gain, eps, out, d)
 
 
 @kernel

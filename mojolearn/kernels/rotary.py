@@ -89,48 +89,41 @@ def cos_sin_of_position(position, frequency, frequency_at, half, amplitude, tabl
 
 
 @helper
-def rotate(x, at, table, cos_at, sin_at, half):
-    """Turn one head's first 2 * half numbers in place: two rounded products and one sum each."""
+def rotate(x, first, second, stride, table, cos_at, sin_at, half):
+    """Turn pairs of one head in place: two rounded products and one sum for each number.
+
+    Pair i are the numbers i * stride after the first and after the second.
+    """
     for i in range(half):
         c = get(table, cos_at + i)
         s = get(table, sin_at + i)
-        u = get(x, at + i)
-        v = get(x, at + half + i)
-        put(x, at + i, u * c + (-v) * s)
-        put(x, at + half + i, v * c + u * s)
-
-
-@helper
-def rotate_interleaved(x, at, table, cos_at, sin_at, half):
-    """The same with neighbours as pairs."""
-    for i in range(half):
-        c = get(table, cos_at + i)
-        s = get(table, sin_at + i)
-        u = get(x, at + 2 * i)
-        v = get(x, at + 2 * i + 1)
-        put(x, at + 2 * i, u * c + (-v) * s)
-        put(x, at + 2 * i + 1, v * c + u * s)
+        u = get(x, first + i * stride)
+        v = get(x, second + i * stride)
+        put(x, first + i * stride, u * c + (-v) * s)
+        put(x, second + i * stride, v * c + u * s)
 
 
 @part
-def norm_heads(x, at, n_heads, head_dim, layer, gain, bias, eps):
-    """Norm n heads that lie one after the other, in place, four vectors side by side.
+def norm_q_and_k(x, q_at, k_at, v_at, head_dim, layer, q_gain, q_bias, k_gain, k_bias, eps):
+    """Norm the heads of q and of k, which lie one after the other, in place, four vectors side by side.
 
-    layer: LayerNorm of each head, with its own part of gain and bias (n_heads * HD,). Otherwise RMSNorm of vectors as
-    long as the gain: heads, or all of them as one.
+    layer: LayerNorm of each head, with its own part of gain and bias (heads * HD,). Otherwise RMSNorm of vectors as
+    long as the gain: heads, or all of q or k as one.
     """
-    width = head_dim if layer else gain.size
-    n = n_heads * head_dim // width
-    last = at + (n - 1) * width
-    for i in range(0, n, 4):
-        r0 = at + i * width
-        r1 = min(r0 + width, last)
-        r2 = min(r1 + width, last)
-        r3 = min(r2 + width, last)
-        if layer:
-            layer_norm_four(x, r0, r1, r2, r3, gain, i * width, width, bias, eps, x, width)
-        else:
-            rms_norm_four(x, r0, r1, r2, r3, gain, eps, x, r0, r1, r2, r3, width)
+    for which in range(2):  # one body for both: the norms are not compiled twice
+        at, end, gain, bias = q_at, k_at, q_gain, q_bias
+        if which == 1:
+            at, end, gain, bias = k_at, v_at, k_gain, k_bias
+        width = head_dim if layer else gain.size
+        last = end - width
+        for r0 in range(at, end, 4 * width):
+            r1 = min(r0 + width, last)
+            r2 = min(r1 + width, last)
+            r3 = min(r2 + width, last)
+            if layer:
+                layer_norm_four(x, r0, r1, r2, r3, gain, r0 - at, width, bias, eps, x, width)
+            else:
+                rms_norm_four(x, r0, r1, r2, r3, gain, eps, x, width)
 
 
 @helper
@@ -159,6 +152,7 @@ def arrange_share(index, n_workers, qkv, starts, positions, batch_size, n_heads,
     padded = (half + LANES - 1) // LANES * LANES
     cos_at = index * 2 * padded
     sin_at = cos_at + padded
+    distance, stride = (1, 2) if interleaved else (half, 1)
     for b in range(batch_size):
         length = starts[b + 1] - starts[b]
         for t in range(starts[b] + index, starts[b + 1], n_workers):
@@ -168,16 +162,12 @@ def arrange_share(index, n_workers, qkv, starts, positions, batch_size, n_heads,
             if bound > ZERO:
                 limit(qkv, q_at, width, bound)
             if q_gain.size > 0:
-                norm_heads(qkv, q_at, n_heads, head_dim, layer, q_gain, q_bias, eps)
-                norm_heads(qkv, k_at, n_kv, head_dim, layer, k_gain, k_bias, eps)
+                norm_q_and_k(qkv, q_at, k_at, v_at, head_dim, layer, q_gain, q_bias, k_gain, k_bias, eps)
             cos_sin_of_position(
                 positions[t], frequency, b * frequency_step, half, amplitude, table, cos_at, sin_at
             )
-            for h in range(n_heads + n_kv):
-                if interleaved:
-                    rotate_interleaved(qkv, q_at + h * head_dim, table, cos_at, sin_at, half)
-                else:
-                    rotate(qkv, q_at + h * head_dim, table, cos_at, sin_at, half)
+            for first in range(q_at, v_at, head_dim):
+                rotate(qkv, first, first + distance, stride, table, cos_at, sin_at, half)
             for h in range(n_kv):
                 to = (starts[b] * n_kv + h * length + t - starts[b]) * head_dim
                 copy(qkv, k_at + h * head_dim, new_k, to, head_dim)
@@ -201,7 +191,7 @@ def arrange_parallel(n_workers, qkv, starts, positions, batch_size, n_heads, n_k
     """Limit, norm and turn q and k, lay k and v out.
 
     qkv: (tokens, n_heads + 2 n_kv, HD), its rows b from starts[b] to starts[b + 1]; positions: (tokens,);
-    bound: limit of q, k and v, 0 = none; layer: kind of qk-norm, see `norm_heads`; q_gain, k_gain: empty without it;
+    bound: limit of q, k and v, 0 = none; layer: kind of qk-norm, see `norm_q_and_k`; q_gain, k_gain: empty without it;
     frequency: (half,) padded to whole registers, for row b from b * frequency_step on;
     new_k, new_v: for row b its (n_kv, length, HD) from starts[b] * n_kv * HD on.
     """

@@ -92,15 +92,11 @@ def norm(x, B, layer, gain, bias, out):
 
 
 @part
-def add_product(n_workers, x, B, k, matrix, layer, gain, bias, residual, out, scratch, scratch_size, kind):
-    """out (B, d_model) = residual + x (B, k) times a ``MATRIX``, behind a norm and a factor if the layer has them."""
-    plain_sum = gain["size"] == 0 and layer["multiplier"] == ONE
-    product(n_workers, x, B, k, matrix, layer["d_model"], np.int64(NO_ACTIVATION),
-            residual if plain_sum else residual[:0], out, scratch, scratch_size, kind)  # fmt: skip
-    if not plain_sum:
-        if gain["size"] > 0:
-            norm(out, B, layer, gain, bias, out)
-        add_scaled(residual, layer["multiplier"], out, out)
+def add_to_residual(B, layer, gain, bias, residual, out):
+    """out (B, d_model) = residual + the norm of out, if there is one, times the factor of the layer."""
+    if gain["size"] > 0:
+        norm(out, B, layer, gain, bias, out)
+    add_scaled(residual, layer["multiplier"], out, out)
 
 
 @part
@@ -126,6 +122,7 @@ def block_step(n_workers, layer, x, y, new_k, new_v, B, position, starts, positi
     context, rest = rest[: B * q_width], rest[B * q_width :]
     residual, hidden = rest[: B * d_model], rest[B * d_model : B * (d_model + intermediate)]
     nothing = rows[:0]
+    plain_sums = layer["mlp_gain"]["size"] == 0 and layer["multiplier"] == ONE
 
     source = x
     if layer["input_gain"]["size"] > 0:
@@ -142,8 +139,10 @@ def block_step(n_workers, layer, x, y, new_k, new_v, B, position, starts, positi
     decode(n_workers, qkv, B, n_heads, n_kv, head_dim, array_at(layer["keys"], x), array_at(layer["values"], x),
            layer["slots"], layer["capacity"], position, layer["scale"], layer["softcap"], new_k, new_v, context,
            scratch, scratch_size)  # fmt: skip
-    add_product(n_workers, context, B, q_width, layer["out"], layer, layer["attention_gain"], layer["attention_bias"],
-                x, residual, scratch, scratch_size, kind)  # fmt: skip
+    product(n_workers, context, B, q_width, layer["out"], d_model, plain, x if plain_sums else nothing, residual,
+            scratch, scratch_size, kind)  # fmt: skip
+    if not plain_sums:
+        add_to_residual(B, layer, layer["attention_gain"], layer["attention_bias"], x, residual)
 
     if layer["post_gain"]["size"] > 0:
         norm(x if parallel else residual, B, layer, layer["post_gain"], layer["post_bias"], h)
@@ -152,8 +151,10 @@ def block_step(n_workers, layer, x, y, new_k, new_v, B, position, starts, positi
         source = residual
     product(n_workers, source, B, d_model, layer["up"], intermediate, layer["activation"], nothing, hidden, scratch,
             scratch_size, kind)  # fmt: skip
-    add_product(n_workers, hidden, B, intermediate, layer["down"], layer, layer["mlp_gain"], layer["mlp_bias"],
-                residual, y, scratch, scratch_size, kind)  # fmt: skip
+    product(n_workers, hidden, B, intermediate, layer["down"], d_model, plain, residual if plain_sums else nothing, y,
+            scratch, scratch_size, kind)  # fmt: skip
+    if not plain_sums:
+        add_to_residual(B, layer, layer["mlp_gain"], layer["mlp_bias"], residual, y)
 
 
 @kernel

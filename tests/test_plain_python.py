@@ -17,6 +17,27 @@ BLOCKS = {
     "biased": {"norm": "layernorm", "norm_bias": True, "mlp": "gelu", "mlp_bias": True, "qkv_bias": True},
     "narrow": {"weight_format": "bfloat16", "mlp": "geglu", "rope_dim": 4},
     "half": {"weight_format": "float16", "mlp": "geglu_tanh"},
+    "normed twice": {
+        "norm_placement": "both",
+        "norm": "layernorm_offset",
+        "norm_bias": True,
+        "qk_norm": "full",
+    },
+    "parallel": {
+        "residual": "parallel",
+        "residual_multiplier": 0.3,
+        "rope_interleaved": True,
+        "mlp": "relu2",
+        "qk_norm": "layernorm",
+        "qk_norm_bias": True,
+        "qkv_clip": 0.5,
+    },
+    "shared": {
+        "residual": "parallel_shared",
+        "mlp": "relu",
+        "rope_scaling": {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 6},
+    },
+    "no rotation": {"norm_placement": "post", "rope_dim": 0},
 }
 
 

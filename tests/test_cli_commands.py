@@ -13,6 +13,7 @@ from pathlib import Path
 import numba
 import numpy as np
 import pytest
+from gguf_files import convert, metadata_of, tensors_of, write
 from toy_models import config, tensors, write_model
 
 import mojolearn
@@ -288,7 +289,7 @@ class TestInfo:
         counted = sum(w.size for block in lm.blocks for w in block.weights().values())
         assert rows["parameters"] == counted + lm.d_model + lm.vocab_size * lm.d_model
         assert rows["memory per token and row"] == lm.allocate_state(1, 1).nbytes
-        assert rows["stored as"] == lm.weight_format
+        assert rows["weight format"] == lm.weight_format
 
     @pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
     def test_every_family(self, folder):
@@ -328,6 +329,20 @@ class TestInfo:
         assert words in out.splitlines()[-1]
         with pytest.raises(ValueError, match=re.escape(words)):  # loading says the same
             CausalLM.load(tmp_path)
+
+    def test_gguf(self, run, tmp_path):
+        """The same numbers as for the folder; a tensor that is missing is found without reading any."""
+        folder = Path(__file__).parent / "data" / "models" / "llama_bias"
+        path = convert(folder, tmp_path / "model.gguf")
+        rows, theirs = (json.loads(run("info", where, "--json")[1]) for where in (path, folder))
+        assert (rows["runs"], rows["parameters"]) == (True, theirs["parameters"])
+        config = json.loads((folder / "config.json").read_text())
+        named = tensors_of(folder, config)
+        del named["output_norm.weight"]
+        write(tmp_path / "less.gguf", metadata_of(config), named)
+        status, out, _ = run("info", tmp_path / "less.gguf")
+        assert status == 1
+        assert "output_norm.weight is missing" in out
 
     def test_windows(self, run, tmp_path):
         folder = write_model(tmp_path, model_type="mistral", sliding_window=4)

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_models import safetensors_bytes
 
+from mojolearn.__main__ import main
 from mojolearn.models.causal_lm import CausalLM
 from mojolearn.models.tokenizer import Tokenizer
 
@@ -99,9 +100,7 @@ def test_smollm2(lm, reference, i):
 
 def test_log_probabilities_of_a_text(lm, reference):
     ids = reference["text_ids"].astype(np.int64)
-    logits = lm.forward(ids[None])[0, :-1].astype(np.float64)
-    logits -= logits.max(1, keepdims=True)
-    found = np.take_along_axis(logits - np.log(np.exp(logits).sum(1, keepdims=True)), ids[1:, None], 1)[:, 0]
+    found = lm.score(ids[None])[0].astype(np.float64)
     np.testing.assert_allclose(found, reference["text_lp"], rtol=0, atol=1e-4)
     assert abs(found.sum() - reference["text_lp"].sum()) < 1e-3
 
@@ -114,6 +113,42 @@ def test_folder_and_file_are_the_same_model(lm, folder, reference):
     assert lm.config.eos_token_ids == (2, 0)  # a file says no more than that both end something
     ids = reference["text_ids"].astype(np.int64)[None]
     np.testing.assert_array_equal(lm.forward(ids).view(np.uint32), theirs.forward(ids).view(np.uint32))
+
+
+def test_stream_goes_on_with_the_folder(lm, folder, reference, tmp_path):
+    ids = reference["ids_1"].astype(np.int64)[None]
+    stream = lm.stream(ids, 12, greedy=False, seed=5, stop="\n\n")
+    begun = [next(stream)[0] for _ in range(6)]
+    stream.save(tmp_path / "stream.npz")
+    theirs = CausalLM.load(folder)
+    later = theirs.resume(tmp_path / "stream.npz", tokenizer=lm.tokenizer)
+    assert begun + [new[0] for new in later] == [
+        new[0] for new in lm.stream(ids, 12, greedy=False, seed=5, stop="\n\n")
+    ]
+
+
+def test_chat(lm):
+    """Sensible answers, the second to what was said before; greedy and at a low temperature."""
+    said = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
+    for options in ({}, {"greedy": False, "seed": 3, "temperature": 0.3}):
+        pieces = lm.stream_chat(said, 40, **options)
+        answer = "".join(pieces)
+        assert "Paris" in answer
+        assert answer.endswith(".")
+        assert pieces.stream.finish_reasons == ["eos"]
+        assert lm.chat(said, 40, **options) == answer
+    more = [
+        *said,
+        {"role": "assistant", "content": answer},
+        {"role": "user", "content": "In which country does it lie?"},
+    ]
+    assert "France" in lm.chat(more, 40)
+
+
+def test_chat_on_the_command_line(smollm2, lm, capsys):
+    question = "What is the capital of France? Answer in one sentence."
+    assert main(["chat", "--model", str(smollm2), "--greedy", question]) == 0
+    assert capsys.readouterr().out == lm.chat([{"role": "user", "content": question}]) + "\n"
 
 
 SAMPLES = [

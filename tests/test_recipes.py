@@ -30,7 +30,7 @@ def numbered(*shape):
 
 def gathered(layout, named, shapes, head_dim=HD):
     checkpoint = Tensors({f"h.{name}": array for name, array in named.items()})
-    weights, origins = layer_weights(checkpoint, layout, "h.", shapes, head_dim)
+    weights, origins = layer_weights(checkpoint.take, layout, "h.", shapes, head_dim)
     assert not checkpoint.named
     assert set(weights) == set(shapes)
     assert set(origins.values()) == {f"h.{name}" for name in named}
@@ -101,7 +101,7 @@ def test_one_vector_for_all_heads():
 def test_one_tensor_per_head():
     named = {f"self_attn.q_layernorm.norms.{head}.weight": numbered(HD) + 10 * head for head in range(HEADS)}
     checkpoint = Tensors({f"h.{name}": array for name, array in named.items()})
-    weights, _ = layer_weights(checkpoint, STABLELM, "h.", {"q_norm.weight": (HEADS * HD,)}, HD)
+    weights, _ = layer_weights(checkpoint.take, STABLELM, "h.", {"q_norm.weight": (HEADS * HD,)}, HD)
     np.testing.assert_array_equal(weights["q_norm.weight"], [0, 1, 10, 11, 20, 21])
 
 

@@ -100,6 +100,15 @@ class Checkpoint:
         ValueError
             No such tensor, or one of another shape or an unusable type.
         """
+        shard, entry = self._cross_off(name, shape)
+        return shard.array(entry)
+
+    def pass_over(self, name, shape):
+        """Check a tensor as `take` does and cross it off, without reading it: returns zeros of its shape."""
+        self._cross_off(name, shape)
+        return np.broadcast_to(np.float32(0), shape)
+
+    def _cross_off(self, name, shape):
         if name not in self._left:
             raise ValueError(f"{self.where}: the tensor {name} is missing; wanted one of shape {shape}")
         shard, entry = self._left.pop(name)
@@ -108,7 +117,7 @@ class Checkpoint:
             raise ValueError(f"{where} has shape {entry.shape}; wanted {shape}")
         if entry.dtype not in DTYPES:
             raise ValueError(f"{where} has dtype {entry.dtype}; wanted one of {', '.join(DTYPES)}")
-        return shard.array(entry)
+        return shard, entry
 
     def release(self):
         """Give back the memory of what was read so far; arrays stay good, and are read again where they are used."""

@@ -4,9 +4,9 @@ import contextlib
 import math
 import os
 
-from mojolearn.models.checkpoint import Checkpoint
 from mojolearn.models.config import read_config
 from mojolearn.models.families import FAMILIES
+from mojolearn.models.loading import open_checkpoint
 from mojolearn.models.recipes import layer_weights
 from mojolearn.models.tokenizer import Tokenizer
 from mojolearn.options import BlockOptions
@@ -34,14 +34,14 @@ def describe(path):
     --------
     >>> from mojolearn.models import BUILT_IN
     >>> rows = describe(BUILT_IN)
-    >>> rows["family"], rows["parameters"], rows["stored as"], rows["runs"]
+    >>> rows["family"], rows["parameters"], rows["weight format"], rows["runs"]
     ('llama', 1967808, 'float16', True)
     """
     rows = {"path": str(path)}
     try:
         config = read_config(path)
         rows |= _of_config(config)
-        rows |= _of_weights(path, config)
+        rows |= _of_weights(open_checkpoint(path)[1], config)
     except (ValueError, TypeError, OSError, ImportError, MemoryError) as error:
         return {**rows, "runs": False, "reason": str(error).partition(": ")[2] or str(error)}
     rows |= _of_tokenizer(path)
@@ -68,9 +68,8 @@ def _of_config(config):
     return rows
 
 
-def _of_weights(path, config):
+def _of_weights(checkpoint, config):
     """How the weights are stored, how many they are, and what memory they take; from headers alone."""
-    checkpoint = Checkpoint(path)
     stored = checkpoint.matrix_dtypes()
     form = next((name for name, dtype in STORAGE.items() if stored == {dtype}), "float32")
     parameters = _take_all(checkpoint, config)
@@ -81,7 +80,7 @@ def _of_weights(path, config):
     windows = [options["window"] for options in config.layers]
     rows = {
         "parameters": parameters,
-        "stored as": form,
+        "weight format": form,
         "memory of weights": BYTES[form] * parameters,
         "memory per token and row": sum(
             size for size, window in zip(caches, windows, strict=True) if not window
@@ -113,13 +112,13 @@ def _take_all(checkpoint, config):
     if f"{head}.weight" in checkpoint or not tied:
         wanted[f"{head}.weight"] = embedding
     for name, shape in wanted.items():
-        checkpoint.take(name, shape)
+        checkpoint.pass_over(name, shape)
     count = sum(math.prod(shape) for name, shape in wanted.items() if not (tied and name == f"{head}.weight"))
     for layer in range(config.n_layers):
         prefix = f"{root}{layout.layers.format(layer)}"
         shapes, head_dim = config.tensor_shapes(layer), config.layers[layer]["head_dim"]
         weights, origins = layer_weights(
-            checkpoint, layout, prefix, shapes, head_dim, plain_norms=config.plain_norms
+            checkpoint.pass_over, layout, prefix, shapes, head_dim, plain_norms=config.plain_norms
         )
         count += sum(weights[name].size for name in weights if "no tensors" not in origins[name])
     checkpoint.finish(layout.ignored)

@@ -13,7 +13,7 @@ import numpy as np
 from mojolearn.models.checkpoint import some
 from mojolearn.models.gguf_config import raw_config
 from mojolearn.models.gguf_file import GGUFFile
-from mojolearn.models.gguf_quants import PLAIN, decode
+from mojolearn.models.gguf_quants import PLAIN, check_readable, decode
 from mojolearn.models.gguf_rows import by_head, minus_one, unpermute
 from mojolearn.scalars import counted, shown
 from mojolearn.weights import widen
@@ -109,6 +109,24 @@ class GGUFCheckpoint:
         ImportError
             The tensor comes in blocks, and the package gguf is not installed.
         """
+        source, file, tensor, where = self._cross_off(name, shape)
+        data, rows = file.data(tensor), tensor.shape[0]
+        if len(tensor.shape) == 1:
+            array = decode(data, tensor.type, tensor.shape, where)[source.first : source.last]
+        else:
+            data = data.reshape(rows, -1)[source.first : source.last].reshape(-1)
+            array = decode(data, tensor.type, (source.last - source.first, *tensor.shape[1:]), where)
+        if source.change:
+            array = source.change(array) if source.change is not minus_one else minus_one(array, where)
+        return array if array.shape == shape else array.reshape(shape)
+
+    def pass_over(self, name, shape):
+        """Check a tensor as `take` does and cross it off, without reading it: returns zeros of its shape."""
+        _, _, tensor, where = self._cross_off(name, shape)
+        check_readable(tensor.type, where)
+        return np.broadcast_to(np.float32(0), shape)
+
+    def _cross_off(self, name, shape):
         if name not in self._left:
             stored = self._stored_as(name)
             raise ValueError(
@@ -119,15 +137,7 @@ class GGUFCheckpoint:
         where = f"{file.where}: {source.name}"
         if source.shape != shape:
             raise ValueError(f"{where} has shape {source.shape}, as {name}; wanted {shape}")
-        data, rows = file.data(tensor), tensor.shape[0]
-        if len(tensor.shape) == 1:
-            array = decode(data, tensor.type, tensor.shape, where)[source.first : source.last]
-        else:
-            data = data.reshape(rows, -1)[source.first : source.last].reshape(-1)
-            array = decode(data, tensor.type, (source.last - source.first, *tensor.shape[1:]), where)
-        if source.change:
-            array = source.change(array) if source.change is not minus_one else minus_one(array, where)
-        return array if array.shape == shape else array.reshape(shape)
+        return source, file, tensor, where
 
     def release(self):
         """Give back the memory of what was read so far; arrays stay good, and are read again where they are used."""

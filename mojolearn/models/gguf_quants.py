@@ -47,6 +47,18 @@ OTHER_TYPES = dict(
 )
 
 
+def check_readable(kind, where):
+    """Raise ``ImportError`` for a type that comes in blocks if the package gguf is not installed."""
+    if kind in PLAIN:
+        return
+    try:
+        import gguf.quants  # noqa: F401
+    except ImportError:
+        raise ImportError(
+            f"{where} is of type {kind}, which takes the package gguf; `pip install mojolearn-numba[gguf]` does it"
+        ) from None
+
+
 def decode(data, kind, shape, where):
     """Turn the bytes of a tensor into its values.
 
@@ -74,13 +86,10 @@ def decode(data, kind, shape, where):
     if kind in PLAIN:
         array = data.view(PLAIN[kind]) if data.ctypes.data % 4 == 0 else data.copy().view(PLAIN[kind])
         return array.reshape(shape)
-    try:
-        from gguf.constants import GGMLQuantizationType
-        from gguf.quants import dequantize
-    except ImportError:
-        raise ImportError(
-            f"{where} is of type {kind}, which takes the package gguf; `pip install mojolearn-numba[gguf]` does it"
-        ) from None
+    check_readable(kind, where)
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
     values = np.empty(shape, np.float32)
     rows = values.reshape(-1, shape[-1])
     data = data.reshape(len(rows), -1)

@@ -21,6 +21,14 @@ from mojolearn.weights import STORAGE, narrow, widen
 PIECE = 1024  # rows that are widened at once, only to be looked at
 
 
+def open_checkpoint(path):
+    """Return the `ModelConfig` of a folder or GGUF file, and its tensors, of which none has been read."""
+    if is_gguf(path):
+        checkpoint = GGUFCheckpoint(path)
+        return parse_config(checkpoint.raw_config, checkpoint.where), checkpoint
+    return read_config(path), Checkpoint(path)
+
+
 def load_parts(path, weight_format, max_positions):
     """Load everything that `CausalLM` is made of.
 
@@ -34,11 +42,7 @@ def load_parts(path, weight_format, max_positions):
     dict
         The keyword arguments of `CausalLM`.
     """
-    if is_gguf(path):
-        checkpoint = GGUFCheckpoint(path)
-        config = parse_config(checkpoint.raw_config, checkpoint.where)
-    else:
-        config, checkpoint = read_config(path), Checkpoint(path)
+    config, checkpoint = open_checkpoint(path)
     max_positions = _ceiling(config, max_positions)
     if weight_format is None:
         stored = checkpoint.matrix_dtypes()
@@ -129,7 +133,7 @@ def _head(checkpoint, config, layout, embedding, embedding_name, weight_format):
 def _block(checkpoint, config, layout, prefix, layer, weight_format, max_positions):
     options = config.layers[layer]
     weights, origins = layer_weights(
-        checkpoint,
+        checkpoint.take,
         layout,
         prefix,
         config.tensor_shapes(layer),

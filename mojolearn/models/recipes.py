@@ -11,13 +11,13 @@ from mojolearn.models.layouts import Folded, Listed, PerHead, Shared, Stacked, T
 NORMS = ("input_layernorm", "post_attention_layernorm", "attention_output_norm", "mlp_output_norm")
 
 
-def layer_weights(checkpoint, layout, prefix, shapes, head_dim, *, plain_norms=False):
+def layer_weights(take, layout, prefix, shapes, head_dim, *, plain_norms=False):
     """Take the tensors of a layer out of a checkpoint.
 
     Parameters
     ----------
-    checkpoint : Checkpoint
-        Where they are.
+    take : callable
+        ``take(name, shape)`` of a checkpoint, or its ``pass_over`` to check them without reading.
     layout : Layout
         How they are named and stored.
     prefix : str
@@ -54,7 +54,7 @@ def layer_weights(checkpoint, layout, prefix, shapes, head_dim, *, plain_norms=F
                 continue
             stored = f"{prefix}{module}.{leaf}"
             read = READERS[type(held)]
-            arrays = read(checkpoint.take, stored, [shapes[name] for name in names], head_dim)
+            arrays = read(take, stored, [shapes[name] for name in names], head_dim)
             weights.update(zip(names, arrays, strict=True))
             origins.update(dict.fromkeys(names, stored.replace("{}", "*")))
     return weights, origins

@@ -20,17 +20,17 @@ def main(argv=None):
     """
     alone = argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     try:
-        if (
-            alone
-        ):  # there is nothing to tidy up while modules are imported: Ctrl-C may end the process at once
+        # There is nothing to tidy up while modules are imported: Ctrl-C may end the process at once.
+        if alone:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
+        from mojolearn.cli import process
         from mojolearn.cli.commands import find
-        from mojolearn.cli.process import run
 
         command, rest = find(sys.argv[1:] if argv is None else argv)
+        process.alone = alone
         if alone:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        status = run(command, rest)
+        status = process.run(command, rest)
         if alone:  # nor while Python closes down
             signal.signal(signal.SIGINT, signal.SIG_DFL)
     except KeyboardInterrupt:

@@ -5,7 +5,7 @@ import sys
 import numba
 
 from mojolearn._jit import cache_is_cold
-from mojolearn.cli.process import UsageError, say
+from mojolearn.cli.process import UsageError, nothing_to_tidy, say
 from mojolearn.machine import warmup
 from mojolearn.models import BUILT_IN
 from mojolearn.models.causal_lm import CausalLM
@@ -113,10 +113,11 @@ def read_text(given, what):
 
 def load(arguments):
     """Load the model and have its kernels ready; says so if that takes long."""
-    lm = CausalLM.load(path_of(arguments), weight_format=arguments.weight_format)
-    if cache_is_cold():
-        say("compiling kernels for this machine, once ...")
-    warmup(lm.weight_format)
+    with nothing_to_tidy():
+        lm = CausalLM.load(path_of(arguments), weight_format=arguments.weight_format)
+        if cache_is_cold():
+            say("compiling kernels for this machine, once ...")
+        warmup(lm.weight_format)
     return lm
 
 

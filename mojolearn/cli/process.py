@@ -1,7 +1,9 @@
 """A command as a process: its exit status, its messages, and what becomes of Ctrl-C and closed pipes."""
 
+import contextlib
 import os
 import re
+import signal
 import sys
 
 FAILED, MISUSED, INTERRUPTED, UNREAD = 1, 2, 130, 141
@@ -9,6 +11,9 @@ FAILURES = (ValueError, TypeError, OSError, ImportError, MemoryError)  # what th
 FOR_PYTHON = re.compile(
     r"^([A-Z]\w+(\.\w+)?: |\[Errno \d+\] )"
 )  # "CausalLM.load: ", which says nothing in a shell
+
+
+alone = False  # whether the process is there for the command alone; set in `mojolearn.__main__`
 
 
 class UsageError(Exception):
@@ -46,6 +51,23 @@ def run(command, argv):
     except FAILURES as error:
         message = FOR_PYTHON.sub("", " ".join(str(error).split())) or type(error).__name__
         return _flushed(_complain(message, FAILED))
+
+
+@contextlib.contextmanager
+def nothing_to_tidy():
+    """Inside, Ctrl-C ends the process at once.
+
+    For stretches that leave nothing half done but are deep in foreign code: what a compiler calls back cannot raise,
+    so an exception there would be printed and forgotten.
+    """
+    if not alone:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _complain(message, status):

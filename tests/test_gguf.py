@@ -12,8 +12,9 @@ from gguf_files import ARCHITECTURES, convert, metadata_of, random_blocks, store
 from toy_models import coarse, config, tensors, write_model
 
 from mojolearn.models.causal_lm import CausalLM
+from mojolearn.models.describe import describe
 from mojolearn.models.gguf import GGUFCheckpoint
-from mojolearn.models.gguf_quants import TYPES
+from mojolearn.models.gguf_quants import TYPES, decode
 
 DATA = Path(__file__).parent / "data" / "models"
 
@@ -333,6 +334,45 @@ class TestParts:
         for i, path in enumerate(tmp_path / f"two-0000{i}-of-00002.gguf" for i in (1, 2)):
             write(path, metadata | keys | {"split.no": i}, named)
         refused(tmp_path / "two-00001-of-00002.gguf", r"the tensor .* is in .*two-00001-of-00002\.gguf too")
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_description(folder, tmp_path, monkeypatch):
+    """The same as of the folder, from names, types and shapes: no value of the model is decoded for it."""
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    (copy / "config.json").write_text(json.dumps(fields_of(copy) | UNSAID.get(folder.name, {})))
+    path = convert(copy, tmp_path / "x.gguf")
+    monkeypatch.setattr("mojolearn.models.gguf.decode", factors_only)
+    ours, theirs = describe(path), describe(copy)
+    assert ours["runs"] and theirs["runs"]
+    for name in (
+        "path",
+        "tokenizer",
+        "chat templates",
+        "memory available",
+        "weight format",
+        "memory of weights",
+    ):
+        ours.pop(name, None)
+        theirs.pop(name, None)
+    assert ours == theirs
+
+
+def factors_only(data, kind, shape, where):
+    """Decoding of what belongs to the configuration."""
+    assert "rope_" in where
+    return decode(data, kind, shape, where)
+
+
+def test_description_wants_the_package(tmp_path, monkeypatch):
+    _, metadata, named = parts(tmp_path, "Q8_0")
+    path = write(tmp_path / "x.gguf", metadata, named)
+    assert describe(path)["weight format"] == "float32"
+    monkeypatch.setitem(sys.modules, "gguf.quants", None)
+    rows = describe(path)
+    assert not rows["runs"]
+    assert "pip install mojolearn-numba[gguf]" in rows["reason"]
 
 
 def test_no_such_file(tmp_path):

@@ -251,10 +251,16 @@ class TestScore:
         assert len(out.splitlines()) == 2
 
     def test_no_text(self, run, tmp_path):
-        (tmp_path / "texts").write_bytes(b"Emma\n\xff\n")
-        status, _, err = run("score", tmp_path / "texts")
+        (tmp_path / "texts").write_bytes(b"Emma\nMr.\n\xff\nJane\n")
+        status, out, err = run("score", tmp_path / "texts")
+        assert (status, len(err), len(out.splitlines())) == (1, 1, 3)
+        assert "line 3 is not UTF-8 text" in err[0]
+
+    @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no endless file on this system")
+    def test_a_line_without_end(self, run):
+        status, _, err = run("score", "/dev/full")
         assert (status, len(err)) == (1, 1)
-        assert "is not UTF-8 text" in err[0]
+        assert "line 1 is longer than 16777216 bytes" in err[0]
 
     def test_no_file(self, run):
         status, _, err = run("score", "/no/such/file")

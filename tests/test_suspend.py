@@ -81,6 +81,17 @@ def test_saved_again_it_is_the_same_file(lm, tmp_path):
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
 
 
+def test_a_place_where_no_file_can_be(lm, tmp_path):
+    stream = lm.stream([[5, 6]], 4)
+    with pytest.raises(
+        IsADirectoryError, match=r"^TokenStream\.save: .* is a folder; wanted is the name of a file"
+    ):
+        stream.save(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"^TokenStream\.save: there is no folder .*gone"):
+        stream.save(tmp_path / "gone" / "s.npz")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_size_follows_what_is_used(lm, tmp_path):
     """Not the room: 60 tokens of it here."""
     stream = lm.stream([[5, 6]], 60)

@@ -9,6 +9,7 @@ from mojolearn.cli import options
 from mojolearn.cli.generate import finite
 from mojolearn.cli.process import bear_any_text, write
 
+LONGEST_LINE = 1 << 24  # bytes
 COLUMNS = ("line", "tokens", "logprob", "perplexity")
 COLUMNS_OF_TOKENS = ("line", "position", "id", "token", "logprob")
 
@@ -35,29 +36,38 @@ def run(arguments):
     if arguments.file == "-":
         if sys.stdin is None:
             raise options.UsageError("the text is to come from the standard input, which is closed")
-        if hasattr(sys.stdin, "reconfigure"):
-            sys.stdin.reconfigure(encoding="utf-8", errors="strict")
-        return _score(arguments, sys.stdin)
-    with open(arguments.file, encoding="utf-8") as lines:
-        return _score(arguments, lines)
+        return _score(arguments, getattr(sys.stdin, "buffer", sys.stdin))  # a text in its place has none
+    with open(arguments.file, "rb") as file:
+        return _score(arguments, file)
 
 
-def _score(arguments, lines):
+def _lines(file):
+    """Number and text of each line of a binary file, judged when its turn comes."""
+    number = 0
+    while raw := file.readline(LONGEST_LINE + 1):
+        number += 1
+        if len(raw) > LONGEST_LINE:
+            raise ValueError(f"line {number} is longer than {LONGEST_LINE} bytes")
+        try:
+            text = raw if isinstance(raw, str) else raw.decode("utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"line {number} is not UTF-8 text") from None
+        yield number, text.rstrip("\r\n")
+
+
+def _score(arguments, file):
     lm = options.load(arguments)
     tokenizer = lm.tokenizer
     bear_any_text()
     if not arguments.json:
         write("\t".join(COLUMNS_OF_TOKENS if arguments.tokens else COLUMNS) + "\n")
-    number = 0
-    try:
-        for number, line in enumerate(lines, 1):
-            ids = tokenizer.encode(line.rstrip("\r\n"))
+    for number, line in _lines(file):
+        try:
+            ids = tokenizer.encode(line)
             logprobs = lm.score([ids])[0].tolist() if ids else []
-            write(_shown(arguments, tokenizer, number, ids, logprobs))
-    except UnicodeDecodeError:
-        raise ValueError(f"line {number + 1} is not UTF-8 text") from None
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"line {number}: {str(error).partition(': ')[2] or error}") from None
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"line {number}: {str(error).partition(': ')[2] or error}") from None
+        write(_shown(arguments, tokenizer, number, ids, logprobs))
     return 0
 
 

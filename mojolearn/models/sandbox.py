@@ -220,6 +220,8 @@ def _check_replace(text, old, new, *rest, **named):
         _check_size(text.count(old) * len(new))
 
 
+MOST_BETWEEN = 64  # characters that tojson may write between two values, for each level
+
 GUARDED = {  # filters, and what their arguments are checked for
     "center": lambda text, width=80: _check_width(width),
     "indent": lambda text, width=4, *rest, **named: _check_width(width),
@@ -263,6 +265,10 @@ def _strftime_now(form):
 
 
 def _tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+    between = [indent] if isinstance(indent, str) else [" " * min(indent or 0, MOST_BETWEEN + 1)]
+    between += separators or ()
+    if any(len(text) > MOST_BETWEEN for text in between):
+        raise Stopped(f"tojson is to write more than {MOST_BETWEEN} characters between two values")
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -38,6 +38,11 @@ def save_stream(stream, path):
         raise TypeError(f"{SAVE}: path must be a str or a Path that names a file, not {shown(path)}")
     if not stream._open:
         raise ValueError(f"{SAVE}: the stream has ended or was closed; there is nothing to resume")
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{SAVE}: {path} is a folder; wanted is the name of a file")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{SAVE}: there is no folder {path.parent} to write {path.name} into")
     write_fields(path, _fields(stream))
 
 

@@ -22,11 +22,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", os.environ.get("NUMBA_NUM_THREADS"
 import numba
 import numpy as np
 import rivals
-from numba import prange
 
 from mojolearn import CausalLM, TransformerBlock, show_versions
 from mojolearn._jit import LANES
-from mojolearn.kernels.simd import load, splat, store
+from mojolearn.kernels.bandwidth import read_parallel
 from mojolearn.layers import Linear, aligned_empty
 from mojolearn.models import BUILT_IN
 from mojolearn.options import BlockOptions
@@ -43,25 +42,11 @@ SHAPES = {
 # --- measuring ---------------------------------------------------------------------------------------------
 
 
-@numba.njit(parallel=True, nogil=True)
-def read(n_workers, a, out):
-    """Read an array once, eight registers at a time: the speed of memory as a kernel sees it."""
-    share = a.size // n_workers
-    for worker in prange(n_workers):
-        s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = splat(np.float32(0))
-        for i in range(worker * share, (worker + 1) * share - 8 * LANES + 1, 8 * LANES):
-            s0, s1 = s0 + load(a, i), s1 + load(a, i + LANES)
-            s2, s3 = s2 + load(a, i + 2 * LANES), s3 + load(a, i + 3 * LANES)
-            s4, s5 = s4 + load(a, i + 4 * LANES), s5 + load(a, i + 5 * LANES)
-            s6, s7 = s6 + load(a, i + 6 * LANES), s7 + load(a, i + 7 * LANES)
-        store(out, worker * LANES, ((s0 + s1) + (s2 + s3)) + ((s4 + s5) + (s6 + s7)))
-
-
 def make_reader():
     """A call that reads 256 MiB on all threads, and the gigabytes it reads."""
     big, out = aligned_empty(64 << 20), np.zeros(64 * LANES, np.float32)
     big[:] = 1
-    return partial(read, THREADS, big, out), big.nbytes * 1e-9
+    return partial(read_parallel, THREADS, big, out), big.nbytes * 1e-9
 
 
 def seconds(call):

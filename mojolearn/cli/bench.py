@@ -104,5 +104,5 @@ def _decode(lm):
     caches = sum(
         8 * block.n_kv_heads * block.head_dim * min(block.window or cached, cached) for block in lm.blocks
     )
-    head = getattr(lm._head, "linear", lm._head)
-    return statistics.median(times), sum(block.nbytes for block in lm.blocks) + head.nbytes + caches
+    weights = sum(block.nbytes for block in lm.blocks) + lm._head.linear.nbytes
+    return statistics.median(times), weights + caches

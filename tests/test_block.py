@@ -5,7 +5,7 @@ import pickle
 import contract
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from support import bits, choose, make_block, make_weights, random_options, uniform
 
@@ -102,7 +102,31 @@ def test_random_options_have_the_bits_of_the_contract(seed):
     np.testing.assert_array_equal(bits(block(x)[0]), bits(wanted))
 
 
+def conditioning(x, weights, options, rng):
+    """How far the exact output moves when every number given moves by two roundings of float32.
+
+    A norm of an MLP output of which the activations left next to nothing blows up what little there is, rounding
+    errors and all: no float32 block can be closer to the reference than the reference is to itself.
+    """
+
+    def moved(values):
+        return values * (1 + 2.0**-22 * rng.choice([-1, 1], values.shape))
+
+    options = options | {"weight_format": "float32"}  # moved weights are not of the narrower formats
+    exact, _, _ = reference_block(x, weights, options)
+    others = (
+        reference_block(
+            moved(x), {name: moved(w).astype(np.float32) for name, w in weights.items()}, options
+        )[0]
+        for _ in range(8)
+    )
+    return max(np.abs(other - exact).max() for other in others)
+
+
 @given(st.integers(0, 2**31))
+@example(15433)  # norms of MLP outputs that the activation leaves next to nothing of
+@example(21294)
+@example(23403)
 def test_random_options_against_the_float64_reference(seed):
     rng = np.random.default_rng(seed)
     options = random_options(rng)
@@ -113,7 +137,8 @@ def test_random_options_against_the_float64_reference(seed):
     for name in ("d_model", "intermediate", "seed"):
         options.pop(name)
     wanted, _, _ = reference_block(x, weights, options)
-    assert np.abs(block(x) - wanted).max() <= 3e-6 * np.abs(wanted).max()
+    error = np.abs(block(x) - wanted).max()
+    assert error <= 3e-6 * np.abs(wanted).max() or error <= 2 * conditioning(x, weights, options, rng)
 
 
 @given(st.integers(0, 2**31))

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import llvmlite.binding as llvm
 import numba
+import numpy as np
+from numba import types
 from numba.core import config
+from numba.extending import overload
 
 from mojolearn._cache import kept
 from mojolearn._pieces import KernelCompiler, PieceCompiler
@@ -99,6 +102,34 @@ def helper(function):
 def part(function):
     """Compile a larger piece that kernels call: LLVM decides whether to copy it into them."""
     return numba.njit(function, **PIECE)
+
+
+def either(without, given):
+    """One function for kernels to call: ``f(None, ...)`` is without(...), and ``f(x, ...)`` is given(x, ...).
+
+    The type of the first argument decides, so that a kernel is compiled with one of the two only.
+    """
+
+    def call(first, *arguments):
+        return without(*arguments) if first is None else given(first, *arguments)
+
+    @overload(call, jit_options=PIECE)
+    def choose(first, *arguments):
+        if isinstance(first, types.NoneType):
+            return lambda first, *arguments: without(*arguments)
+        return lambda first, *arguments: given(first, *arguments)
+
+    return call
+
+
+def twins(serial, parallel):
+    """One function for kernels to call: with n_workers the parallel twin, with None instead the serial one."""
+
+    @part
+    def alone(*arguments):
+        return serial(np.int64(1), *arguments)
+
+    return either(alone, parallel)
 
 
 def plain(function):

@@ -12,16 +12,27 @@ from mojolearn.threads import run, workers
 ALL = 3  # what cache.all_finite answers when it finds nothing
 
 
-def check_finite(flat, name, shape):
-    """Refuse an infinity or NaN in a flat array of this shape; ``name``, with the method, starts the message."""
+def check_finite(flat, name, shape, real=None):
+    """Refuse an infinity or NaN in flat numbers of this shape; ``name``, with the method, starts the message.
+
+    real: (B, L) of bool, where only the tokens marked in it are among the numbers.
+    """
     if cache.all_finite(flat, NOTHING, NOTHING) != ALL:
-        index = np.unravel_index(first_nonfinite(flat), shape)
+        at = first_nonfinite(flat)
+        index = np.unravel_index(at, shape)
+        if real is not None:
+            token, column = divmod(at, shape[-1])
+            index = (*np.argwhere(real)[token], column)
         place = ", ".join(str(i) for i in index)
-        raise ValueError(f"{name}[{place}] is {flat.reshape(shape)[index]}, which is not finite")
+        raise ValueError(f"{name}[{place}] is {flat[at]}, which is not finite")
 
 
-def check_cache(state, block, used, method):
-    """Refuse an infinity or NaN among the first ``used`` of every ``block`` numbers of a state's buffers."""
+def check_cache(state, options, cached, method):
+    """Refuse an infinity or NaN among the numbers of ``cached`` tokens in a state's buffers."""
+    slots = (
+        state.capacity if options.window else cached
+    )  # without a window the blocks are packed at this length
+    block, used = slots * options.head_dim, min(cached, slots) * options.head_dim
     n_blocks = state.batch_size * state.n_kv_heads
     n_workers = workers(n_blocks * used)
     broken = np.zeros(n_workers, np.int64)
@@ -42,7 +53,7 @@ def check_cache(state, block, used, method):
 def admit_state(state, options, B, L, method, session=None):
     """Check a state against a block's options and L new tokens for B rows; returns its ``cached_tokens``.
 
-    session: the decode session that makes the call, if one does.
+    session: the decode session that makes the call, if one does. The numbers in its buffers are for `check_cache`.
     """
     if not isinstance(state, TransformerState):
         raise TypeError(f"{method}: state must be a TransformerState, not {kind(state)}")
@@ -60,13 +71,7 @@ def admit_state(state, options, B, L, method, session=None):
         raise ValueError(
             f"{method}: the state is in an open decode session; call the session's step or forward, or close it first"
         )
-    cached = admit_length(state, L, method)
-    slots = (
-        state.capacity if options.window else cached
-    )  # without a window the blocks are packed at this length
-    if cached:
-        check_cache(state, slots * options.head_dim, min(cached, slots) * options.head_dim, method)
-    return cached
+    return admit_length(state, L, method)
 
 
 def admit_length(state, L, method):

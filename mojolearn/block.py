@@ -4,8 +4,15 @@ from functools import partial
 
 import numpy as np
 
-from mojolearn.admission import admit_state, check_finite, check_overflow, check_positions, settle
-from mojolearn.buffers import admit_input, admit_lengths, first_nonfinite
+from mojolearn.admission import (
+    admit_state,
+    check_cache,
+    check_finite,
+    check_overflow,
+    check_positions,
+    settle,
+)
+from mojolearn.buffers import admit_input, admit_lengths
 from mojolearn.claims import Claim
 from mojolearn.kernels.cache import commit_parallel, commit_serial
 from mojolearn.layers import NOTHING
@@ -13,6 +20,7 @@ from mojolearn.options import BlockOptions
 from mojolearn.pipeline import Pipeline
 from mojolearn.session import TransformerDecodeSession
 from mojolearn.state import allocate
+from mojolearn.stepping import step_block
 from mojolearn.threads import run, workers
 from mojolearn.weights import admit_weights, infer_sizes
 
@@ -273,10 +281,8 @@ class TransformerBlock:
 
     def _call(self, x, state, method):
         """`forward` after its input was admitted."""
-        tokens = x.reshape(-1)
-        check_finite(tokens, f"{method}: x", x.shape)
         with Claim([state], method):
-            y, commit = self._advance(tokens, x.shape[0], x.shape[1], state, method)
+            y, commit = self._advance(x.reshape(-1), *x.shape[:2], state, method)
             settle([commit])
         return y.reshape(x.shape)
 
@@ -288,11 +294,19 @@ class TransformerBlock:
         o = self.options
         cached = 0 if state is None else admit_state(state, o, B, L, method, session)
         check_positions(cached + L, o.max_positions, self._positions, method)
-        starts = np.arange(0, (B + 1) * L, L)
-        positions = np.tile(np.arange(cached, cached + L), B)
-        buffers = (NOTHING, NOTHING) if state is None else (state._k, state._v)
-        frequencies = self._pipeline.frequencies(L if state is None else state.max_tokens)
-        y, new_k, new_v = self._outputs(tokens, starts, positions, frequencies, L, cached, buffers, method)
+        if state is not None and L == 1:
+            y, new_k, new_v = step_block(self._pipeline, state, tokens, cached, method)
+        else:
+            check_finite(tokens, f"{method}: x", (B, L, o.d_model))
+            if state is not None:
+                check_cache(state, o, cached, method)
+            starts = np.arange(0, (B + 1) * L, L)
+            positions = np.tile(np.arange(cached, cached + L), B)
+            buffers = (NOTHING, NOTHING) if state is None else (state._k, state._v)
+            frequencies = self._pipeline.frequencies(L if state is None else state.max_tokens)
+            y, new_k, new_v = self._outputs(
+                tokens, starts, positions, frequencies, L, cached, buffers, method
+            )
         if state is None:
             return y, do_nothing
         work = (cached if o.window == 0 else L) * B * o.kv_width
@@ -304,14 +318,8 @@ class TransformerBlock:
     def _outputs(self, tokens, starts, positions, frequencies, longest, cached, buffers, method):
         """Outputs, new keys and new values of packed tokens over a cache; refused unless all are finite."""
         k_cache, v_cache = buffers
-        attend = partial(
-            self._pipeline.attend,
-            starts=starts,
-            longest=longest,
-            cached=cached,
-            k_cache=k_cache,
-            v_cache=v_cache,
-        )
+        attend = partial(self._pipeline.attend, starts=starts, longest=longest, cached=cached, k_cache=k_cache,
+                         v_cache=v_cache)  # fmt: skip
         y, new_k, new_v = self._pipeline.run(tokens, starts, positions, frequencies, attend)
         check_overflow(y, new_k, new_v, method)
         return y, new_k, new_v
@@ -321,21 +329,13 @@ class TransformerBlock:
         check_positions(int(lengths.max()), self.options.max_positions, self._positions, method)
         real = np.arange(x.shape[1]) < lengths[:, None]
         tokens = x[real]
-        at = first_nonfinite(tokens)
-        if at is not None:
-            token, column = divmod(at, x.shape[2])
-            b, t = np.argwhere(real)[token]
-            raise ValueError(
-                f"{method}: x[{b}, {t}, {column}] is {tokens[token, column]}, which is not finite"
-            )
+        check_finite(tokens.reshape(-1), f"{method}: x", x.shape, real)
         starts = np.concatenate([[0], np.cumsum(lengths)])
         positions = np.concatenate([np.arange(n) for n in lengths])
         longest = int(lengths.max())
         frequencies = self._pipeline.frequencies(*lengths)
-        nothing = (NOTHING, NOTHING)
-        y, _, _ = self._outputs(
-            tokens.reshape(-1), starts, positions, frequencies, longest, 0, nothing, method
-        )
+        y, _, _ = self._outputs(tokens.reshape(-1), starts, positions, frequencies, longest, 0, (NOTHING, NOTHING),
+                                method)  # fmt: skip
         out = np.zeros(x.shape, np.float32)
         out[real] = y.reshape(-1, x.shape[2])
         return out

@@ -60,6 +60,8 @@ def admit_array(value, name, method):
         If the object is no array (a list, None, a str, ...), has masked values, or cannot be read as an array
         in the memory of the CPU.
     """
+    if type(value) is np.ndarray:  # what decoding brings, token after token
+        return value
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise TypeError(
             f"{method}: {name} is a masked array with masked values, and the mask would be ignored; "

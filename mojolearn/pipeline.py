@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 
-from mojolearn.kernels import attention, decode, rotary, step
+from mojolearn.kernels import attention, rotary, step
 from mojolearn.kernels.addresses import place_of
 from mojolearn.kernels.residual import add_scaled
 from mojolearn.layers import NOTHING, Arena, Linear, Norm, packed_nbytes, scratch
@@ -86,6 +86,7 @@ class Pipeline:
         fastest = max(LARGEST_ANGLE / MOST_POSITIONS, *(float(f.max(initial=0)) for f in both))
         self.exact_positions = int(LARGEST_ANGLE / fastest)
         self.work_of_step = self.nbytes // qkv.itemsize
+        self.record = self._describe()
 
     @property
     def nbytes(self):
@@ -191,34 +192,35 @@ class Pipeline:
         """An array of the type of the packed weights."""
         return self.qkv.packed[0]
 
-    def describe(self, record, frequencies):
-        """Fill in the block's part of a `mojolearn.kernels.step.LAYER` record.
-
-        frequencies: of the rotation, for all rows; the caller keeps them as long as the record.
-        """
+    def _describe(self):
+        """The block's part of a `mojolearn.kernels.step.LAYER` record; sessions copy it and add theirs."""
         o = self.options
+        record = np.zeros(1, step.LAYER)
         for name in ("d_model", "n_heads", "n_kv_heads", "head_dim", "intermediate_size"):
             record[name] = getattr(o, name)
         record["layer_norm"], record["eps"] = o.norm in LAYER_NORMS, self.eps
         record["activation"], record["half"] = self.up.activation, o.rope_dim // 2
         record["parallel"], record["interleaved"] = o.residual != "sequential", o.rope_interleaved
-        record["qk_layer"] = o.qk_norm == "layernorm"
+        record["qk_layer"], record["window"] = o.qk_norm == "layernorm", o.window
         for name in ("scale", "softcap", "bound", "amplitude", "multiplier"):
             record[name] = getattr(self, name)
         for name, place in zip(NORMS, ("input", "attention", "post", "mlp", "q", "k"), strict=True):
             gain, bias = self._norm_arrays(name)
             record[f"{place}_gain"], record[f"{place}_bias"] = place_of(gain), place_of(bias)
-        record["frequency"] = place_of(frequencies)
         for name, layer in (("qkv", self.qkv), ("out", self.out), ("up", self.up), ("down", self.down)):
             weights, panels, per_output, bias = layer.packed
             record[name] = (place_of(weights), panels, per_output, place_of(bias))
+        return record
 
-    def room_of_step(self, batch_size, slots):
-        """Float32 numbers of scratch for each worker, and of rows between the kernels, of a decode step."""
+    def room_of_step(self, batch_size, attention_size):
+        """Float32 numbers of scratch for each worker, and of rows between the kernels, of a decode step.
+
+        attention_size: what each worker needs for attention over the cache at hand.
+        """
         o = self.options
         size = max(
             *(layer.scratch_size(batch_size) for layer in (self.qkv, self.out, self.up, self.down)),
-            decode.scratch_size(slots, o.head_dim),
+            attention_size,
             2 * self.shared_frequencies.size,
         )
         rows = step.rows_size(batch_size, o.d_model, self.qkv.out_features, o.q_width, o.intermediate_size)

@@ -5,6 +5,7 @@ import numpy as np
 from mojolearn.admission import (
     admit_length,
     admit_state,
+    check_cache,
     check_finite,
     check_positions,
     settle,
@@ -13,7 +14,6 @@ from mojolearn.buffers import admit_input
 from mojolearn.claims import Claim
 from mojolearn.kernels import resident
 from mojolearn.kernels.addresses import place_of
-from mojolearn.kernels.step import LAYER
 from mojolearn.layers import aligned_zeros
 from mojolearn.scalars import counted
 from mojolearn.stepping import Stepper
@@ -52,6 +52,7 @@ class TransformerDecodeSession:
         method = "TransformerBlock.decode_session"
         with Claim([state], method):
             cached = admit_state(state, block.options, getattr(state, "batch_size", 0), 0, method)
+            check_cache(state, block.options, cached, method)
             self._block, self._state = block, state
             n_blocks = state.batch_size * state.n_kv_heads
             self._slots, key_size, value_size = resident.sizes(n_blocks, state.capacity, state.head_dim)
@@ -123,7 +124,6 @@ class TransformerDecodeSession:
 
     def _call(self, x, method):
         tokens = x.reshape(-1)
-        check_finite(tokens, f"{method}: x", x.shape)
         B, L, _ = x.shape
         with Claim([self._state], method):
             self._check_open(method)  # another thread may have closed it since
@@ -131,6 +131,7 @@ class TransformerDecodeSession:
                 y, commit = self._advance(tokens, B, method)
                 settle([commit])
             else:
+                check_finite(tokens, f"{method}: x", x.shape)
                 self._ready(B, method, L)  # before the buffers are written
                 self.sync_state()
                 y, commit = self._block._advance(tokens, B, L, self._state, method, session=self)
@@ -161,10 +162,10 @@ class TransformerDecodeSession:
 
     def _describe(self):
         """The `mojolearn.kernels.step.LAYER` record of the block and this session."""
-        record = np.zeros(1, LAYER)
         pipeline = self._block._pipeline
+        record = pipeline.record.copy()
         self._frequencies, _ = pipeline.frequencies(self._state.max_tokens)
-        pipeline.describe(record[0], self._frequencies)
+        record["frequency"] = place_of(self._frequencies)
         record["slots"], record["capacity"] = self._slots, self._state.capacity
         for name, array in zip(("keys", "values", "held", "count"), self._arrays, strict=True):
             record[name] = place_of(array)
@@ -226,6 +227,7 @@ class TransformerDecodeSession:
             if self._is_ahead() and not state._set_by_hand:
                 state.cached_tokens = self._synced
             cached = admit_state(state, self._block.options, state.batch_size, 0, method, session=self)
+            check_cache(state, self._block.options, cached, method)
             self._take(cached)
 
     def _take(self, cached):

@@ -1,15 +1,17 @@
-"""One token per row through the blocks of open sessions, in one kernel call."""
+"""One token per row through a block and a state, or through the blocks of open sessions, in one kernel call."""
 
 from functools import partial
 
 import numpy as np
+from numba import types
 
-from mojolearn.admission import refuse_overflow
-from mojolearn.kernels import step
+from mojolearn.admission import check_cache, check_finite, refuse_overflow
+from mojolearn.kernels import attention, decode, step
 from mojolearn.layers import scratch
-from mojolearn.threads import run, workers
+from mojolearn.threads import launch, run, workers
 
 REGIONS = 5  # parallel regions of a block's step
+SESSIONS = (None, None, None)  # instead of the buffers of a state and of frequencies
 
 
 class Stepper:
@@ -36,12 +38,13 @@ class Stepper:
         self._work = sum(pipeline.work_of_step for pipeline in pipelines)
         self._work_per_slot = sum(2 * pipeline.options.q_width for pipeline in pipelines)
         rooms = [
-            pipeline.room_of_step(self._batch_size, int(layer["slots"]))
+            pipeline.room_of_step(
+                self._batch_size, decode.scratch_size(int(layer["slots"]), pipeline.options.head_dim)
+            )
             for pipeline, layer in zip(pipelines, self._layers, strict=True)
         ]
         self._size, self._rows = (max(sizes) for sizes in zip(*rooms, strict=True))
         self._new = self._batch_size * sum(pipeline.options.kv_width for pipeline in pipelines)
-        self._starts = np.arange(self._batch_size + 1)
 
     def position(self, batch_size):
         """The position at which one more token can follow in all sessions, or None where something is in the way."""
@@ -73,18 +76,78 @@ class Stepper:
         """
         B = self._batch_size
         work = B * (self._work + self._work_per_slot * min(position + 1, self._capacity))
-        n_workers = workers(work // (REGIONS * self._layers.size))
-        y = np.empty(tokens.size, np.float32)
-        new_k, new_v = np.empty(self._new, np.float32), np.empty(self._new, np.float32)
-        positions = np.full(B, position)
-        shared = n_workers * self._size
-        memory = scratch(shared + self._rows + 2 * tokens.size)
-        at = run(
-            step.step, step.step, n_workers, work,
-            self._layers, tokens, y, new_k, new_v, B, position, self._starts, positions,
-            memory[shared + self._rows :], memory[shared:], memory, self._size, self._kind,
-        )  # fmt: skip
+        room = (self._new, self._size, self._rows)
+        at, y, new_k, new_v = call_kernel(self._layers, tokens, B, position, work, room, SESSIONS, self._kind)
         if at != step.FINE:
+            check_finite(tokens, f"{method}: x", (B, 1, tokens.size // B))
             layer, which = divmod(at, 4)
             refuse_overflow(which, name_layer(method, layer))
         return y, partial(step.append, self._layers, new_k, new_v, B, position)
+
+
+def step_block(pipeline, state, tokens, position, method):
+    """Outputs, new keys and new values of one token per row, over the buffers of a state, which stays as it is.
+
+    Parameters
+    ----------
+    pipeline : Pipeline
+        Of the block.
+    state : TransformerState
+        Checked but for the numbers in its buffers.
+    tokens : ndarray of float32, shape (B * d_model,)
+        Inputs, not checked.
+    position : int
+        Of these tokens.
+    method : str
+        The public name that messages start with.
+
+    Returns
+    -------
+    y, new_k, new_v : ndarray of float32
+        As of `Pipeline.run`.
+    """
+    o, B = pipeline.options, state.batch_size
+    room = pipeline.room_of_step(B, attention.scratch_size(1, o.group, o.head_dim, position, o.window))
+    work = B * (pipeline.work_of_step + 2 * o.q_width * (position + 1))
+    memory = (state._k, state._v, pipeline.frequencies(state.max_tokens)[0])
+    at, *results = call_kernel(
+        pipeline.record, tokens, B, position, work, (B * o.kv_width, *room), memory, pipeline.kind
+    )
+    if at != step.FINE:
+        check_finite(tokens, f"{method}: x", (B, 1, o.d_model))
+        check_cache(state, o, position, method)
+        refuse_overflow(at, method)
+    return results
+
+
+class _OnOneThread:
+    """The serial twin of the step kernel, as `mojolearn.threads.run` takes it."""
+
+    def __call__(self, n_workers, *arguments):
+        return step.step(None, *arguments)
+
+    @property
+    def signatures(self):
+        """Of those that are compiled."""
+        return [signature for signature in step.step.signatures if signature[0] == types.none]
+
+
+step_serial = _OnOneThread()
+
+
+def call_kernel(layers, tokens, B, position, work, room, memory, kind):
+    """Run the step kernel on LAYER records: what it answers, outputs, new keys and new values.
+
+    room: float32 numbers of all new keys, of scratch for each worker and of the rows between the kernels; memory: the
+    buffers of a state and the frequencies, or `SESSIONS`.
+    """
+    n_new, size, rows = room
+    launch()
+    n_workers = workers(work // (REGIONS * layers.size))
+    y = np.empty(tokens.size, np.float32)
+    new_k, new_v = np.empty(n_new, np.float32), np.empty(n_new, np.float32)
+    at = run(
+        step_serial, step.step, n_workers, work, layers, tokens, y, new_k, new_v, B, position, *memory,
+        rows, scratch(n_workers * size + rows + 2 * tokens.size), size, kind,
+    )  # fmt: skip
+    return at, y, new_k, new_v

@@ -20,6 +20,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 
 _both_twins = threading.local()
 _serial_only = False
+_launched = False
 
 
 def _keep_to_one_thread():
@@ -71,14 +72,34 @@ _pause = _Pause()
 
 def workers(work):
     """Number of threads for a call of ``work`` multiply-adds: those of ``numba.get_num_threads()``, or one."""
-    if work < SMALL or _serial_only or numba.config.DISABLE_JIT or time.perf_counter() < _pause.until:
+    if work < SMALL or _serial_only or numba.config.DISABLE_JIT:
         return 1
+    launch()
+    return 1 if _serial_only else numba.get_num_threads()
+
+
+def launch():
+    """Start Numba's threading layer: a kernel that calls parallel ones cannot even be compiled without one.
+
+    Where the layer that was asked for is not installed, kernels run on one thread, and the layer that comes with Numba
+    serves for compiling.
+    """
+    global _launched
+    if _launched or numba.config.DISABLE_JIT:
+        return
     try:
-        return numba.get_num_threads()
-    except ValueError as error:  # the threading layer asked for is not installed
+        numba.get_num_threads()
+    except ValueError as error:
         _keep_to_one_thread()
-        warnings.warn(f"kernels run on one thread: {error}", RuntimeWarning, stacklevel=2)
-        return 1
+        warnings.warn(f"kernels run on one thread: {error}", RuntimeWarning, stacklevel=3)
+        config = numba.config
+        asked = config.THREADING_LAYER, config.THREADING_LAYER_PRIORITY
+        config.THREADING_LAYER, config.THREADING_LAYER_PRIORITY = "workqueue", ["tbb", "omp", "workqueue"]
+        try:
+            numba.get_num_threads()
+        finally:
+            config.THREADING_LAYER, config.THREADING_LAYER_PRIORITY = asked
+    _launched = True
 
 
 class _NoLock:
@@ -111,13 +132,16 @@ def both_twins():
 
 
 def run(serial, parallel, n_workers, work, *arguments):
-    """Call one of two twins with the number of workers and the arguments; ``work`` as for `workers`."""
+    """Call one of two twins with the number of workers and the arguments; ``work`` as for `workers`.
+
+    While parallel calls stall, and the serial twin is there already, that one is called.
+    """
     if getattr(_both_twins, "on", False):
         serial(1, *arguments)
         return parallel(1, *arguments)
-    if n_workers == 1:
-        return serial(1, *arguments)
     start = time.perf_counter()
+    if n_workers == 1 or (start < _pause.until and serial.signatures):
+        return serial(1, *arguments)
     guard = _guard
     with guard:
         result = parallel(n_workers, *arguments)

@@ -121,6 +121,7 @@ BELOW = {
             *(
                 "activation",
                 "addresses",
+                "attention",
                 "cache",
                 "decode",
                 "linear",

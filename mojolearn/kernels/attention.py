@@ -21,7 +21,7 @@ import functools
 import numpy as np
 from numba import prange
 
-from mojolearn._jit import LANES, helper, kernel, part, plain
+from mojolearn._jit import LANES, helper, kernel, part, plain, twins
 from mojolearn.kernels.simd import broadcast, fma, get, load, put, select, splat, store
 from mojolearn.kernels.sums import fold_after, fold_rest, leaf_length, levels_of
 from mojolearn.kernels.vmath import INFINITY, SMALLEST_NORMAL, ZERO, exp, tanh
@@ -311,6 +311,9 @@ def attention_parallel(n_workers, qkv, starts, longest, batch_size, n_heads, n_k
         attention_share(np.int64(index), n_workers, qkv, starts, longest, batch_size, n_heads, n_kv, head_dim,
                         k_cache, v_cache, cached, window, scale, softcap, new_k, new_v, out,
                         scratch, scratch_size)  # fmt: skip
+
+
+attention = twins(attention_serial, attention_parallel)
 
 
 @functools.lru_cache(1024)

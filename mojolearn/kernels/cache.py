@@ -9,7 +9,7 @@ p lies in slot p % W: nothing moves.
 import numpy as np
 from numba import prange
 
-from mojolearn._jit import LANES, helper, kernel, part
+from mojolearn._jit import LANES, helper, kernel, part, twins
 from mojolearn.kernels.simd import get, load, put, splat, store
 from mojolearn.kernels.vmath import ZERO
 
@@ -138,6 +138,9 @@ def scan_parallel(n_workers, k_cache, v_cache, n_blocks, block, used, broken):
     """broken (n_workers,): in how many blocks each worker met infinities or NaN among the first ``used`` numbers."""
     for index in prange(n_workers):
         scan_share(np.int64(index), n_workers, k_cache, v_cache, n_blocks, block, used, broken)
+
+
+scan = twins(scan_serial, scan_parallel)
 
 
 @kernel

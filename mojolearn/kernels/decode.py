@@ -12,7 +12,7 @@ import functools
 import numpy as np
 from numba import prange
 
-from mojolearn._jit import LANES, helper, kernel, part, plain
+from mojolearn._jit import LANES, helper, kernel, part, plain, twins
 from mojolearn.kernels.resident import PAIR, padded
 from mojolearn.kernels.simd import broadcast, fma, get, load, prefetch, put, select, splat, store
 from mojolearn.kernels.sums import fold_after, fold_rest, leaf_length, levels_of
@@ -284,16 +284,7 @@ def decode_parallel(n_workers, qkv, batch_size, n_heads, n_kv, head_dim, keys, v
                      capacity, cached, scale, softcap, new_k, new_v, out, scratch, scratch_size)  # fmt: skip
 
 
-@part
-def decode(n_workers, qkv, batch_size, n_heads, n_kv, head_dim, keys, values, slots, capacity, cached,
-           scale, softcap, new_k, new_v, out, scratch, scratch_size):  # fmt: skip
-    """The twin for this number of workers, for other kernels to call."""
-    if n_workers == 1:
-        decode_serial(n_workers, qkv, batch_size, n_heads, n_kv, head_dim, keys, values, slots, capacity, cached,
-                      scale, softcap, new_k, new_v, out, scratch, scratch_size)  # fmt: skip
-    else:
-        decode_parallel(n_workers, qkv, batch_size, n_heads, n_kv, head_dim, keys, values, slots, capacity, cached,
-                        scale, softcap, new_k, new_v, out, scratch, scratch_size)  # fmt: skip
+decode = twins(decode_serial, decode_parallel)
 
 
 @functools.lru_cache(1024)

@@ -17,7 +17,7 @@ import functools
 import numpy as np
 from numba import prange
 
-from mojolearn._jit import LANES, helper, kernel, part, plain
+from mojolearn._jit import LANES, helper, kernel, part, plain, twins
 from mojolearn.kernels.activation import NO_ACTIVATION, activate
 from mojolearn.kernels.simd import broadcast, fma, get, load, prefetch, put, splat, store
 from mojolearn.kernels.sums import fold_after, fold_rest, leaf_length, levels_of
@@ -316,16 +316,7 @@ def linear_parallel(n_workers, a, n_rows, k, w, n_panels, step, n_out, bias, act
                      out, scratch, scratch_size)  # fmt: skip
 
 
-@part
-def linear(n_workers, a, n_rows, k, w, n_panels, step, n_out, bias, activation, residual, out,
-           scratch, scratch_size):  # fmt: skip
-    """The twin for this number of workers, for other kernels to call."""
-    if n_workers == 1:
-        linear_serial(n_workers, a, n_rows, k, w, n_panels, step, n_out, bias, activation, residual, out,
-                      scratch, scratch_size)  # fmt: skip
-    else:
-        linear_parallel(n_workers, a, n_rows, k, w, n_panels, step, n_out, bias, activation, residual, out,
-                        scratch, scratch_size)  # fmt: skip
+linear = twins(linear_serial, linear_parallel)
 
 
 @functools.lru_cache(1024)

@@ -10,10 +10,11 @@ A kernel takes its layers as an array of records, ``LAYER``: sizes, options and 
 
 import numpy as np
 
-from mojolearn._jit import kernel, part
+from mojolearn._jit import either, kernel, part
 from mojolearn.kernels.activation import NO_ACTIVATION
 from mojolearn.kernels.addresses import PLACE, array_at
-from mojolearn.kernels.cache import all_finite
+from mojolearn.kernels.attention import attention
+from mojolearn.kernels.cache import all_finite, scan
 from mojolearn.kernels.decode import decode
 from mojolearn.kernels.linear import linear
 from mojolearn.kernels.norm import norm_serial
@@ -22,7 +23,8 @@ from mojolearn.kernels.residual import add_scaled
 from mojolearn.kernels.rotary import arrange_serial
 from mojolearn.kernels.vmath import ONE
 
-FINE = -1  # what `step` returns when nothing overflows
+# What `step` returns when all numbers are finite, and otherwise when those of the input or of a state's cache are not.
+FINE, BAD_INPUT, BAD_CACHE = -1, -2, -3
 
 # A matrix in panels (of its number per output one or, for a gated pair, two), and its bias.
 MATRIX = np.dtype([("weights", PLACE), ("panels", np.int64), ("per_output", np.int64), ("bias", PLACE)])
@@ -60,12 +62,13 @@ LAYER = np.dtype(
         ("q_bias", PLACE),
         ("k_gain", PLACE),
         ("k_bias", PLACE),
-        ("frequency", PLACE),
         ("qkv", MATRIX),
         ("out", MATRIX),
         ("up", MATRIX),
         ("down", MATRIX),
-        # the session
+        ("window", np.int64),
+        # the session; a step over the buffers of a state goes without
+        ("frequency", PLACE),
         ("keys", PLACE),
         ("values", PLACE),
         ("slots", np.int64),  # of the resident layout, padded
@@ -100,12 +103,33 @@ def add_to_residual(B, layer, gain, bias, residual, out):
 
 
 @part
-def block_step(n_workers, layer, x, y, new_k, new_v, B, position, starts, positions, rows, scratch, scratch_size,
-               kind):  # fmt: skip
-    """y (B, d_model) = the block ``layer`` at one position for x (B, d_model), over its resident cache.
+def attend_session(_, n_workers, layer, qkv, B, position, starts, new_k, new_v, out, scratch, scratch_size):
+    """out (B, n_heads * HD) = attention over the resident cache of the layer's session."""
+    decode(n_workers, qkv, B, layer["n_heads"], layer["n_kv_heads"], layer["head_dim"], array_at(layer["keys"], qkv),
+           array_at(layer["values"], qkv), layer["slots"], layer["capacity"], position, layer["scale"],
+           layer["softcap"], new_k, new_v, out, scratch, scratch_size)  # fmt: skip
 
-    Reads the cache; new_k and new_v (B, n_kv, HD) are what to append to it. rows: room for the rows between the
-    kernels (`rows_size`); starts: 0 to B; positions: B times the position.
+
+@part
+def attend_state(k_cache, v_cache, n_workers, layer, qkv, B, position, starts, new_k, new_v, out, scratch,
+                 scratch_size):  # fmt: skip
+    """out (B, n_heads * HD) = attention over the buffers of a state."""
+    attention(n_workers, qkv, starts, np.int64(1), B, layer["n_heads"], layer["n_kv_heads"], layer["head_dim"], k_cache,
+              v_cache, position, layer["window"], layer["scale"], layer["softcap"], new_k, new_v, out, scratch,
+              scratch_size)  # fmt: skip
+
+
+attend = either(attend_session, attend_state)
+
+
+@part
+def block_step(n_workers, layer, x, y, new_k, new_v, B, position, starts, positions, k_cache, v_cache, frequency, rows,
+               scratch, scratch_size, kind):  # fmt: skip
+    """y (B, d_model) = the block ``layer`` at one position for x (B, d_model), over its cache.
+
+    Reads the cache: k_cache and v_cache, or that of its session where these are None; new_k and new_v (B, n_kv, HD) are
+    what to append to it.
+    rows: room for the rows between the kernels (`rows_size`); starts: 0 to B; positions: B times the position.
     """
     plain = np.int64(NO_ACTIVATION)
     d_model, n_heads, n_kv, head_dim = (
@@ -131,14 +155,27 @@ def block_step(n_workers, layer, x, y, new_k, new_v, B, position, starts, positi
     product(
         n_workers, source, B, d_model, layer["qkv"], width, plain, nothing, qkv, scratch, scratch_size, kind
     )
+    turns = array_at(layer["frequency"], x) if frequency is None else frequency
     arrange_serial(np.int64(1), qkv, starts, positions, B, n_heads, n_kv, head_dim, layer["bound"],
                    layer["qk_layer"] == 1, array_at(layer["q_gain"], x), array_at(layer["q_bias"], x),
                    array_at(layer["k_gain"], x), array_at(layer["k_bias"], x), layer["eps"],
-                   array_at(layer["frequency"], x), np.int64(0), layer["half"], layer["interleaved"] == 1,
+                   turns, np.int64(0), layer["half"], layer["interleaved"] == 1,
                    layer["amplitude"], new_k, new_v, scratch)  # fmt: skip
-    decode(n_workers, qkv, B, n_heads, n_kv, head_dim, array_at(layer["keys"], x), array_at(layer["values"], x),
-           layer["slots"], layer["capacity"], position, layer["scale"], layer["softcap"], new_k, new_v, context,
-           scratch, scratch_size)  # fmt: skip
+    attend(
+        k_cache,
+        v_cache,
+        n_workers,
+        layer,
+        qkv,
+        B,
+        position,
+        starts,
+        new_k,
+        new_v,
+        context,
+        scratch,
+        scratch_size,
+    )
     product(n_workers, context, B, q_width, layer["out"], d_model, plain, x if plain_sums else nothing, residual,
             scratch, scratch_size, kind)  # fmt: skip
     if not plain_sums:
@@ -157,16 +194,38 @@ def block_step(n_workers, layer, x, y, new_k, new_v, B, position, starts, positi
         add_to_residual(B, layer, layer["mlp_gain"], layer["mlp_bias"], residual, y)
 
 
+@part
+def cache_is_finite(n_workers, layer, k_cache, v_cache, B, cached):
+    """Are all numbers finite that the buffers of a state hold? n_workers: as of `step`."""
+    window, head_dim = layer["window"], layer["head_dim"]
+    slots = window if window > 0 else cached  # without a window the blocks are packed at this length
+    n_blocks, used = B * layer["n_kv_heads"], min(cached, slots) * head_dim
+    broken = np.empty(1 if n_workers is None else n_workers, np.int64)
+    scan(n_workers, k_cache, v_cache, n_blocks, slots * head_dim, used, broken)
+    return broken.sum() == 0
+
+
 @kernel
-def step(n_workers, layers, x, y, new_k, new_v, B, position, starts, positions, between, rows, scratch, scratch_size,
-         kind):  # fmt: skip
+def step(n_workers, layers, x, y, new_k, new_v, B, position, k_cache, v_cache, frequency, rows_size, scratch,
+         scratch_size, kind):  # fmt: skip
     """y (B, d_model) = all layers, one after the other, at one position for x (B, d_model).
 
-    Reads the caches; new_k and new_v hold what to append, (layers, B, n_kv, HD). between: (2, B, d_model), room for
-    the outputs of layers. Stops at the first layer with an infinity or NaN and returns 4 * layer + what ``all_finite``
-    says of its output, new keys and new values; otherwise `FINE`.
+    Reads the caches; new_k and new_v hold what to append, (layers, B, n_kv, HD). Two arguments are for the compiler,
+    which makes a kernel of its own for each combination: n_workers is None for all work on the calling thread; k_cache,
+    v_cache and frequency belong to a single layer without a session, and are None otherwise.
+
+    scratch: of all workers, then ``rows_size`` numbers, then room for the outputs of two layers. Stops at the first
+    layer with an infinity or NaN and returns 4 * layer + what ``all_finite`` says of its output, new keys and new
+    values; otherwise `FINE`, `BAD_INPUT` or `BAD_CACHE`.
     """
+    if all_finite(x, x[:0], x[:0]) < 3:
+        return BAD_INPUT
+    if k_cache is not None and not cache_is_finite(n_workers, layers[0], k_cache, v_cache, B, position):
+        return BAD_CACHE
     size = x.size
+    starts, positions = np.arange(B + 1), np.full(B, position)
+    rest = scratch[scratch_size:] if n_workers is None else scratch[n_workers * scratch_size :]
+    rows, between = rest[:rows_size], rest[rows_size:]
     new_at = 0
     for i in range(layers.size):
         layer = layers[i]
@@ -174,8 +233,8 @@ def step(n_workers, layers, x, y, new_k, new_v, B, position, starts, positions, 
         target = y if i == layers.size - 1 else between[(i + 1) % 2 * size : ((i + 1) % 2 + 1) * size]
         new_size = B * layer["n_kv_heads"] * layer["head_dim"]
         k, v = new_k[new_at : new_at + new_size], new_v[new_at : new_at + new_size]
-        block_step(n_workers, layer, source, target, k, v, B, position, starts, positions, rows, scratch, scratch_size,
-                   kind)  # fmt: skip
+        block_step(n_workers, layer, source, target, k, v, B, position, starts, positions, k_cache, v_cache, frequency,
+                   rows, scratch, scratch_size, kind)  # fmt: skip
         which = all_finite(target, k, v)
         if which < 3:
             return 4 * i + which

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mojolearn.models.tokenizer import Tokenizer
     from mojolearn.session import TransformerDecodeSession
     from mojolearn.state import TransformerState
+    from mojolearn.threads import get_num_threads, set_num_threads
 
 __all__ = [
     "NUMERICS_VERSION",
@@ -22,6 +23,8 @@ __all__ = [
     "TransformerDecodeSession",
     "TransformerState",
     "__version__",
+    "get_num_threads",
+    "set_num_threads",
     "show_versions",
     "warmup",
 ]
@@ -33,6 +36,8 @@ _PLACES = {
     "TransformerBlock": "block",
     "TransformerDecodeSession": "session",
     "TransformerState": "state",
+    "get_num_threads": "threads",
+    "set_num_threads": "threads",
     "show_versions": "machine",
     "warmup": "machine",
 }

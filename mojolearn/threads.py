@@ -1,4 +1,8 @@
-"""Which twin of a kernel runs: serial, or parallel on how many threads. The bits are the same."""
+"""Which twin of a kernel runs: serial, or parallel on how many threads. The bits are the same.
+
+The number of threads is that of the innermost `Limit`, which a block or model sets for its calls; else that of
+`set_num_threads`; else that of ``numba.set_num_threads`` in the Python thread that makes the call.
+"""
 
 import contextlib
 import os
@@ -7,6 +11,8 @@ import time
 import warnings
 
 import numba
+
+from mojolearn.scalars import admit_integer
 
 # Below this many multiply-adds a call is over sooner on one thread: a parallel region costs 3 to 15
 # microseconds, in which one core reads about as many weights.
@@ -18,14 +24,24 @@ STALL = 1e-3  # a parallel call that takes so much longer has waited for a threa
 ENOUGH_STALLS = 4
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 
-_both_twins = threading.local()
+_local = threading.local()  # of each Python thread: `limits`, `both_twins`
+_chosen = None  # by set_num_threads
 _serial_only = False
+_unsaid = None  # why, until the first call that would have taken more threads has said so
 _launched = False
 
 
-def _keep_to_one_thread():
-    global _serial_only
-    _serial_only = True
+def _keep_to_one_thread(reason):
+    global _serial_only, _unsaid
+    _serial_only, _unsaid = True, reason
+
+
+def _say_why():
+    """Warn once that there is one thread only."""
+    global _unsaid
+    reason, _unsaid = _unsaid, None
+    if reason is not None:
+        warnings.warn(f"kernels run on one thread: {reason}", RuntimeWarning, stacklevel=2)
 
 
 def _in_child():
@@ -34,7 +50,10 @@ def _in_child():
         numba.threading_layer()
     except ValueError:  # not started yet: the child may start a pool of its own
         return
-    _keep_to_one_thread()
+    _keep_to_one_thread(
+        "this process was forked from one that had started threads, which do not survive that; start processes by "
+        "spawn or forkserver, or fork before the first call, and each has threads of its own"
+    )
 
 
 os.register_at_fork(after_in_child=_in_child)
@@ -71,11 +90,102 @@ _pause = _Pause()
 
 
 def workers(work):
-    """Number of threads for a call of ``work`` multiply-adds: those of ``numba.get_num_threads()``, or one."""
-    if work < SMALL or _serial_only or numba.config.DISABLE_JIT:
+    """Number of threads for a call of ``work`` multiply-adds: all that it may have, or one."""
+    if work < SMALL or numba.config.DISABLE_JIT:
         return 1
     launch()
-    return 1 if _serial_only else numba.get_num_threads()
+    if _serial_only:
+        _say_why()
+        return 1
+    return get_num_threads()
+
+
+def admit_threads(threads, name, method):
+    """A number of threads that the machine was started with room for, or None; other values are refused."""
+    if threads is None:
+        return None
+    most = numba.config.NUMBA_NUM_THREADS
+    try:
+        return admit_integer(threads, name, method, 1, most)
+    except ValueError as error:
+        raise ValueError(f"{error}; NUMBA_NUM_THREADS, set before Python starts, is the ceiling") from None
+
+
+def set_num_threads(n):
+    """Set the number of threads of all kernels, in every Python thread of this process.
+
+    Parameters
+    ----------
+    n : int or None
+        From 1 to ``numba.config.NUMBA_NUM_THREADS``, by default the number of processors. None: go by
+        ``numba.set_num_threads``, which Numba keeps for each Python thread. A block or model with ``threads`` of its
+        own goes by that.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For anything else.
+
+    Notes
+    -----
+    No bit of a result depends on it. What other code of yours set for Numba is left as it is.
+
+    Examples
+    --------
+    >>> set_num_threads(1)
+    >>> get_num_threads()
+    1
+    >>> set_num_threads(None)
+    """
+    global _chosen
+    _chosen = admit_threads(n, "n", "set_num_threads")
+
+
+def get_num_threads():
+    """Return the number of threads that a large call in this Python thread may use.
+
+    Returns
+    -------
+    int
+        Of `set_num_threads`, or else of ``numba.get_num_threads()``.
+    """
+    limit = _limit()
+    return numba.get_num_threads() if limit is None else limit
+
+
+class Limit:
+    """The number of threads of every call inside; None sets no limit. May be shared by Python threads, and nested.
+
+    Parameters
+    ----------
+    threads : int or None
+        Admitted.
+
+    Examples
+    --------
+    >>> with Limit(1):
+    ...     get_num_threads()
+    1
+    """
+
+    __slots__ = ("threads",)
+
+    def __init__(self, threads):
+        self.threads = threads
+
+    def __enter__(self):
+        if self.threads is not None:
+            _local.limits = (*getattr(_local, "limits", ()), self.threads)
+
+    def __exit__(self, *exception):
+        if self.threads is not None:
+            _local.limits = _local.limits[:-1]
+
+
+def _limit():
+    """The number of threads that was set for calls of this Python thread, or None."""
+    limits = getattr(_local, "limits", ())
+    return limits[-1] if limits else _chosen
 
 
 def launch():
@@ -90,8 +200,7 @@ def launch():
     try:
         numba.get_num_threads()
     except ValueError as error:
-        _keep_to_one_thread()
-        warnings.warn(f"kernels run on one thread: {error}", RuntimeWarning, stacklevel=3)
+        _keep_to_one_thread(str(error))
         config = numba.config
         asked = config.THREADING_LAYER, config.THREADING_LAYER_PRIORITY
         config.THREADING_LAYER, config.THREADING_LAYER_PRIORITY = "workqueue", ["tbb", "omp", "workqueue"]
@@ -124,11 +233,11 @@ def _choose_guard():
 @contextlib.contextmanager
 def both_twins():
     """Inside, on this Python thread, every call runs the serial twin and then the parallel one: to compile both."""
-    _both_twins.on = True
+    _local.both_twins = True
     try:
         yield
     finally:
-        _both_twins.on = False
+        _local.both_twins = False
 
 
 def run(serial, parallel, n_workers, work, *arguments):
@@ -136,7 +245,7 @@ def run(serial, parallel, n_workers, work, *arguments):
 
     While parallel calls stall, and the serial twin is there already, that one is called.
     """
-    if getattr(_both_twins, "on", False):
+    if getattr(_local, "both_twins", False):
         serial(1, *arguments)
         return parallel(1, *arguments)
     start = time.perf_counter()
@@ -144,8 +253,21 @@ def run(serial, parallel, n_workers, work, *arguments):
         return serial(1, *arguments)
     guard = _guard
     with guard:
-        result = parallel(n_workers, *arguments)
+        if _limit() is None:
+            result = parallel(n_workers, *arguments)
+        else:
+            result = _with_threads(n_workers, parallel, *arguments)
     if type(guard) is not _NoLock:
         _choose_guard()
     _pause.note(time.perf_counter() - start, work)
     return result
+
+
+def _with_threads(n_workers, parallel, *arguments):
+    """Call a kernel with so many threads of Numba; the caller's number is then as it was."""
+    before = numba.get_num_threads()
+    numba.set_num_threads(n_workers)
+    try:
+        return parallel(n_workers, *arguments)
+    finally:
+        numba.set_num_threads(before)

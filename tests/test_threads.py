@@ -1,5 +1,6 @@
 """Threads of Numba and of Python, forks, and a machine that is busy: no crash, and the same bits."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -11,14 +12,18 @@ import numpy as np
 import pytest
 from support import bits, make_block, uniform
 
-from mojolearn import threads
+import mojolearn
+from mojolearn import CausalLM, threads
+from mojolearn.models import BUILT_IN
 
 # What every script below begins with: a block whose calls take the parallel twins, and what they should give.
 PRELUDE = """
 import os, sys
 import numpy as np
 from support import bits, make_block, uniform
-from mojolearn import threads
+import mojolearn
+from mojolearn import CausalLM, threads
+from mojolearn.models import BUILT_IN
 threads.SMALL = 0
 block = make_block(d_model=64, intermediate=96, n_heads=4, n_kv_heads=2)
 x = uniform(np.random.default_rng(0), (1, 9, 64))
@@ -181,3 +186,92 @@ def test_a_stalled_call_is_followed_by_a_pause_that_grows_and_heals(monkeypatch)
     for _ in range(threads.ENOUGH_STALLS):
         pause.note(seconds=0.5, work=10**10)  # a large prefill takes its time
     assert called() == "parallel"
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """What Numba's number of threads is inside parallel kernels, whatever their size."""
+    monkeypatch.setattr(threads, "SMALL", 0)
+    monkeypatch.setattr(threads, "_pause", threads._Pause())
+    monkeypatch.setattr(threads._pause, "note", lambda seconds, work: None)  # however busy the machine is
+    found = []
+    run = threads.run
+
+    def spy(serial, parallel, n_workers, *rest):
+        def watched(*arguments):
+            found.append(numba.get_num_threads())
+            return parallel(*arguments)
+
+        return run(serial, watched, n_workers, *rest)
+
+    for module in list(sys.modules.values()):
+        if getattr(module, "run", None) is run and module.__name__.startswith("mojolearn."):
+            monkeypatch.setattr(module, "run", spy)
+    return found
+
+
+@pytest.fixture
+def most():
+    """The ceiling of the number of threads; what tests set is undone."""
+    yield numba.config.NUMBA_NUM_THREADS
+    mojolearn.set_num_threads(None)
+    numba.set_num_threads(numba.config.NUMBA_NUM_THREADS)
+
+
+@pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="there is one thread only")
+def test_the_number_of_threads_is_honoured_and_restored(seen, most, rng):
+    block, x = make_block(d_model=64, intermediate=96), uniform(rng, (1, 5, 64))
+    assert mojolearn.get_num_threads() == most
+    wanted = bits(block(x))
+    assert set(seen) == {most}
+
+    seen.clear()
+    numba.set_num_threads(1)  # the caller's own setting counts where ours is not set
+    assert mojolearn.get_num_threads() == 1
+    np.testing.assert_array_equal(bits(block(x)), wanted)
+    assert seen == []
+    mojolearn.set_num_threads(2)
+    np.testing.assert_array_equal(bits(block(x)), wanted)
+    assert set(seen) == {2} and numba.get_num_threads() == 1
+
+    seen.clear()
+    numba.set_num_threads(most)
+    mojolearn.set_num_threads(1)
+    with ThreadPoolExecutor(1) as pool:  # Numba's own setting would not reach another Python thread
+        assert pool.submit(mojolearn.get_num_threads).result() == 1
+        np.testing.assert_array_equal(bits(pool.submit(block, x).result()), wanted)
+    assert seen == [] and numba.get_num_threads() == most
+
+
+@pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="there is one thread only")
+def test_threads_of_a_model(seen, most):
+    lm, alone = (CausalLM.load(BUILT_IN, threads=n) for n in (2, 1))
+    assert (lm.threads, alone.threads, CausalLM.load(BUILT_IN).threads) == (2, 1, None)
+    ids = [[0, 1818, 305]]
+    mojolearn.set_num_threads(1)
+    wanted = lm.generate(ids, 3)
+    assert set(seen) == {2}
+    seen.clear()
+    mojolearn.set_num_threads(None)
+    np.testing.assert_array_equal(alone.generate(ids, 3), wanted)
+    assert seen == [] and lm.fingerprint == alone.fingerprint
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 10**6, 1.0, "2", True])
+def test_numbers_of_threads_that_are_refused(wrong):
+    with pytest.raises((TypeError, ValueError), match=r"set_num_threads: n must be "):
+        mojolearn.set_num_threads(wrong)
+    with pytest.raises((TypeError, ValueError), match=r"CausalLM.load: threads must be "):
+        CausalLM.load(BUILT_IN, threads=wrong)
+    assert threads._chosen is None
+
+
+def test_limits_nest_and_are_left_after_an_exception(most):
+    outer, none = threads.Limit(most), threads.Limit(None)
+    with outer, none:
+        assert mojolearn.get_num_threads() == most
+        with contextlib.suppress(KeyError), threads.Limit(1):
+            assert mojolearn.get_num_threads() == 1
+            raise KeyError
+        assert mojolearn.get_num_threads() == most
+    assert threads._limit() is None

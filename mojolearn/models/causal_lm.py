@@ -17,6 +17,7 @@ from mojolearn.models.resume import resume
 from mojolearn.models.scoring import score
 from mojolearn.models.text import chat, generate_text, stream_chat, stream_text
 from mojolearn.models.tokenizer import Tokenizer
+from mojolearn.threads import Limit, admit_threads
 
 
 class CausalLM:
@@ -34,6 +35,8 @@ class CausalLM:
         How the matrices are stored. The arithmetic is float32 in every case.
     path : pathlib.Path or None
         Where the model was loaded from.
+    threads : int or None
+        Number of threads of its calls; None goes by `mojolearn.set_num_threads`.
 
     Examples
     --------
@@ -45,19 +48,26 @@ class CausalLM:
     array([[   0, 1818,  305,  267,  670,  578,  282,  299]])
     """
 
-    def __init__(self, *, config, blocks, embedding, norm, head, weight_format, max_positions, path=None):
+    def __init__(self, *, config, blocks, embedding, norm, head, weight_format, max_positions, path=None,
+                 threads=None):  # fmt: skip
         set_once = partial(object.__setattr__, self)
         set_once("config", config)
         set_once("blocks", tuple(blocks))
         set_once("weight_format", weight_format)
         set_once("max_positions", max_positions)
         set_once("path", path)
+        set_once("_limit", Limit(threads))
         set_once("_embedding", embedding)
         set_once("_norm", norm)
         set_once("_head", head)
 
     def __setattr__(self, name, value):
         raise AttributeError(f"CausalLM: {name} cannot be set; a model never changes, load another one")
+
+    @property
+    def threads(self):
+        """Number of threads of its calls, or None."""
+        return self._limit.threads
 
     @property
     def n_layers(self):
@@ -93,7 +103,7 @@ class CausalLM:
         return self._fingerprint
 
     @classmethod
-    def load(cls, path, *, weight_format=None, max_positions=None):
+    def load(cls, path, *, weight_format=None, max_positions=None, threads=None):
         """Load a Hugging Face folder (``config.json`` and safetensors, whole or in shards), or a GGUF file.
 
         Parameters
@@ -106,6 +116,9 @@ class CausalLM:
             mixes formats). Nothing is ever rounded: a narrow format that cannot hold a weight is refused.
         max_positions : int, optional
             Ceiling on positions; None takes the length the model was made for, ``config.max_position_embeddings``.
+        threads : int, optional
+            How many threads calls of this model use, in whichever Python thread they are made; None goes by
+            `mojolearn.set_num_threads`. No bit of a result depends on it.
 
         Returns
         -------
@@ -122,7 +135,9 @@ class CausalLM:
             Something in a file is malformed, not honoured, missing, left over, or not finite; the message names
             the file, what was found and what was wanted.
         """
-        return cls(**load_parts(path, weight_format, max_positions), path=Path(path).absolute())
+        threads = admit_threads(threads, "threads", "CausalLM.load")
+        parts = load_parts(path, weight_format, max_positions)
+        return cls(**parts, path=Path(path).absolute(), threads=threads)
 
     def __repr__(self):
         return (
@@ -226,7 +241,8 @@ class CausalLM:
         --------
         ``with lm.decode_session(state) as session: logits = session.step(ids)``
         """
-        return CausalLMDecodeSession(self, state)
+        with self._limit:
+            return CausalLMDecodeSession(self, state)
 
     def _run(self, ids, state, held, method, *, last=False, session=None):
         """Logits of all positions, or of the last only: every layer's state moves on, or none does.
@@ -236,7 +252,7 @@ class CausalLM:
         B, L = ids.shape
         self._check_positions(held + L, method)
         tokens = self._embedding(ids, held).reshape(-1)
-        with Claim(() if state is None or session is not None else state.blocks, method):
+        with self._limit, Claim(() if state is None or session is not None else state.blocks, method):
             if session is not None:
                 tokens, commit = session._advance(tokens, held, method)
                 commits = [commit]

@@ -17,7 +17,7 @@ CONFIG_ASIDE = {
     "tie_word_embeddings",
 }  # fmt: skip
 OPTIONS_ASIDE = {"max_positions", "weight_format"}
-MODEL_ASIDE = {"config", "max_positions", "path", "weight_format", "_fingerprint", "_tokenizer"}
+MODEL_ASIDE = {"config", "max_positions", "path", "weight_format", "_fingerprint", "_limit", "_tokenizer"}
 
 
 def fingerprint(lm):

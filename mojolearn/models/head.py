@@ -49,12 +49,16 @@ class Head:
             One result for each row.
         """
         logits = self.linear(rows)
-        with np.errstate(over="ignore", under="ignore"):
-            if self.multiplier is not None:
-                logits *= np.float32(self.multiplier)
-            if self.divisor is not None:
-                logits /= np.float32(self.divisor)
+        if self.multiplier is not None or self.divisor is not None:
+            self._scale(logits)
         return logits if self.softcap is None else self._capped(logits)
+
+    @np.errstate(over="ignore", under="ignore")
+    def _scale(self, logits):
+        if self.multiplier is not None:
+            logits *= np.float32(self.multiplier)
+        if self.divisor is not None:
+            logits /= np.float32(self.divisor)
 
     def _capped(self, logits):
         padded = np.zeros(-(-logits.size // LANES) * LANES, np.float32)

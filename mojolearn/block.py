@@ -12,14 +12,16 @@ from mojolearn.admission import (
     check_positions,
     settle,
 )
+from mojolearn.allocation import allocate
 from mojolearn.buffers import admit_input, admit_lengths
 from mojolearn.claims import Claim
+from mojolearn.fingerprint import block_fingerprint
 from mojolearn.kernels.cache import commit_parallel, commit_serial
 from mojolearn.layers import NOTHING
 from mojolearn.options import BlockOptions
 from mojolearn.pipeline import Pipeline
+from mojolearn.ragged import forward_ragged
 from mojolearn.session import TransformerDecodeSession
-from mojolearn.state import allocate
 from mojolearn.stepping import step_block
 from mojolearn.threads import run, workers
 from mojolearn.weights import admit_weights, infer_sizes
@@ -131,6 +133,13 @@ class TransformerBlock:
         """Bytes of the packed weights."""
         return self._pipeline.nbytes
 
+    @property
+    def fingerprint(self):
+        """A hash over the arithmetic and all weights, whatever their storage; computed at first use."""
+        if "_fingerprint" not in vars(self):
+            object.__setattr__(self, "_fingerprint", block_fingerprint(self))
+        return self._fingerprint
+
     def __repr__(self):
         o = self.options
         defaults = BlockOptions(d_model=o.d_model, intermediate_size=o.intermediate_size, n_heads=o.n_heads,
@@ -218,7 +227,7 @@ class TransformerBlock:
             return self._call(x, state, method)
         if state is not None:
             raise ValueError(f"{method}: lengths goes without a state; give state=None, or call row by row")
-        return self._ragged(x, admit_lengths(lengths, x.shape[0], x.shape[1], method), method)
+        return forward_ragged(self, x, admit_lengths(lengths, x.shape[0], x.shape[1], method), method)
 
     __call__ = forward
 
@@ -323,22 +332,6 @@ class TransformerBlock:
         y, new_k, new_v = self._pipeline.run(tokens, starts, positions, frequencies, attend)
         check_overflow(y, new_k, new_v, method)
         return y, new_k, new_v
-
-    def _ragged(self, x, lengths, method):
-        """Rows of different lengths, without a state: only the real tokens are computed, packed together."""
-        check_positions(int(lengths.max()), self.options.max_positions, self._positions, method)
-        real = np.arange(x.shape[1]) < lengths[:, None]
-        tokens = x[real]
-        check_finite(tokens.reshape(-1), f"{method}: x", x.shape, real)
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        positions = np.concatenate([np.arange(n) for n in lengths])
-        longest = int(lengths.max())
-        frequencies = self._pipeline.frequencies(*lengths)
-        y, _, _ = self._outputs(tokens.reshape(-1), starts, positions, frequencies, longest, 0, (NOTHING, NOTHING),
-                                method)  # fmt: skip
-        out = np.zeros(x.shape, np.float32)
-        out[real] = y.reshape(-1, x.shape[2])
-        return out
 
 
 def do_nothing():

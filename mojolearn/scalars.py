@@ -26,6 +26,11 @@ def kind(value):
     return "None" if value is None else type(value).__name__
 
 
+def named(name):
+    """Write a name that came out of a file: as it is, unless it is long or has characters that cannot be printed."""
+    return name if name.isprintable() and 0 < len(name) <= 80 else shown(name)
+
+
 def counted(n, noun, plural=None):
     """Write a number with its noun: "1 token", "2 tokens"."""
     return f"{n} {noun if n == 1 else plural or noun + 's'}"

@@ -47,8 +47,9 @@ class TransformerState:
     and `keys` refuse a value out of range. Since the cache is packed at the used length, setting another value on
     a filled state does not cut it: the same numbers are then read as another shape.
 
-    States compare equal when their sizes, ``cached_tokens`` and every byte of both buffers are equal.
-    ``copy.copy``, ``copy.deepcopy`` and ``pickle`` give independent equal states with buffers of their own.
+    States compare equal when their sizes, ``cached_tokens`` and every byte of both buffers are equal, those of the
+    spare room too. ``copy.copy``, ``copy.deepcopy`` and ``pickle`` give independent equal states with buffers of their
+    own; `save` and `load` do the same through a file, but for the spare room, which is then zero.
 
     Examples
     --------
@@ -222,6 +223,85 @@ class TransformerState:
             return (self._batch_size, self._n_kv_heads, self._head_dim, self._max_tokens,
                     self._k.copy(), self._v.copy(), length, self._window)  # fmt: skip
 
+    def save(self, path, model=None):
+        """Write the state into one file, from which `load` makes it again, in this process or another.
+
+        Parameters
+        ----------
+        path : str or path
+            The file; replaced only when the new one is complete. It is an ordinary ``.npz`` without pickled objects, or
+            in the safetensors format if its name ends in ``.safetensors``. It holds the sizes, ``cached_tokens``, the
+            version of the numerics, and of the buffers the slots in use: it grows with the tokens, not with the room.
+        model : TransformerBlock, optional
+            The block that the state belongs to: its fingerprint is kept, so that `load` can compare it with another's.
+            None keeps none.
+
+        Raises
+        ------
+        OSError
+            The file cannot be written. What stood there before is still there.
+        TypeError, ValueError
+            For a path or a model that does not fit, ``cached_tokens`` out of range, and NaN or infinity in the slots in
+            use.
+        RuntimeError
+            When another thread has a call running on this state.
+
+        Notes
+        -----
+        In an open decode session all its tokens are saved, and it stays open.
+
+        Examples
+        --------
+        >>> import os, tempfile
+        >>> state = TransformerState(1, 1, 2, 4, np.arange(8, dtype="f4"), np.zeros(8, "f4"), cached_tokens=2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     state.save(os.path.join(folder, "state.npz"))
+        ...     loaded = TransformerState.load(os.path.join(folder, "state.npz"))
+        >>> loaded
+        TransformerState(batch_size=1, cached_tokens=2/4, n_kv_heads=1, head_dim=2, window=0, 0.1 KiB)
+        >>> loaded.k_cache
+        array([0., 1., 2., 3., 0., 0., 0., 0.], dtype=float32)
+        """
+        from mojolearn.saved_state import save_state  # which needs blocks, and these need states
+
+        save_state(self, path, model)
+
+    @classmethod
+    def load(cls, path, model=None):
+        """Make the state that `save` has written: what follows has the bits that would have followed there.
+
+        Parameters
+        ----------
+        path : str or path
+            The file.
+        model : TransformerBlock, optional
+            The block that the state is for: refused unless it computes the same as the one that was given to `save`.
+            None compares nothing.
+
+        Returns
+        -------
+        TransformerState
+            With buffers of its own for ``max_tokens`` tokens, zero in the spare room. It equals the saved state if
+            the spare room of that was zero too, as it is when only calls of blocks have written it.
+
+        Raises
+        ------
+        FileNotFoundError
+            There is no such file.
+        TypeError, ValueError
+            A field is missing, changed or strange, or belongs to another model, another version of the numerics or
+            another kind of file; the message names file and field.
+        MemoryError
+            If the buffers do not fit, naming the bytes.
+
+        Examples
+        --------
+        ``state = TransformerState.load("state.npz", block)``
+        """
+        from mojolearn.saved_state import load_state  # as above
+
+        return load_state(cls, path, model)
+
     def __copy__(self):
         return self.copy()
 
@@ -248,20 +328,3 @@ class TransformerState:
             f"n_kv_heads={self._n_kv_heads}, head_dim={self._head_dim}, window={self._window}, "
             f"{self.nbytes / 1024:.1f} KiB)"
         )
-
-
-def allocate(options, batch_size, max_tokens, method):
-    """A state of zeros for a block with these options; ``method``, a public name, starts the messages."""
-    batch_size = admit_integer(batch_size, "batch_size", method, 1)
-    max_tokens = admit_integer(max_tokens, "max_tokens", method, 1)
-    size = batch_size * options.n_kv_heads * (options.window or max_tokens) * options.head_dim
-    try:
-        buffers = np.zeros(size, np.float32), np.zeros(size, np.float32)
-    except (MemoryError, ValueError, OverflowError):  # NumPy answers in either way, by the size
-        raise MemoryError(
-            f"{method}: batch_size={batch_size} and max_tokens={max_tokens} ask for two buffers of "
-            f"{4 * size} bytes each, which this machine does not have"
-        ) from None
-    return TransformerState(
-        batch_size, options.n_kv_heads, options.head_dim, max_tokens, *buffers, 0, options.window
-    )

@@ -1,4 +1,6 @@
-"""What tests share: equal bits, random numbers that are the same on every machine, random blocks."""
+"""What tests share: equal bits, random numbers that are the same on every machine, random blocks, a second thread."""
+
+import threading
 
 import numpy as np
 
@@ -185,3 +187,27 @@ def goes_by_length(block):
     """Do the block's frequencies depend on the length of the sequence?"""
     scaling = block.rope_scaling
     return block.rope_dim > 0 and scaling is not None and scaling["type"] in ("dynamic", "longrope")
+
+
+def elsewhere(states):
+    """A context in which another thread has a call running on these states."""
+    from mojolearn.claims import Claim
+
+    begun, end = threading.Event(), threading.Event()
+
+    def hold():
+        with Claim(states, "other"):
+            begun.set()
+            end.wait()
+
+    class Elsewhere:
+        def __enter__(self):
+            self.thread = threading.Thread(target=hold)
+            self.thread.start()
+            assert begun.wait(10)
+
+        def __exit__(self, *exception):
+            end.set()
+            self.thread.join()
+
+    return Elsewhere()

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from toy_models import raw_file, safetensors_bytes, write_shards
 
-from mojolearn.models.checkpoint import Checkpoint, SafetensorsFile
+from mojolearn.models.checkpoint import CALLER, Checkpoint
+from mojolearn.safetensors_file import SafetensorsFile
 from mojolearn.weights import widen
 
 TENSORS = {
@@ -34,7 +35,7 @@ def refused(path, data):
     """The message with which a file is refused."""
     path.write_bytes(data)
     with pytest.raises(ValueError, match=r"^CausalLM\.load: [^\n]+$") as caught:
-        SafetensorsFile(path)
+        SafetensorsFile(path, CALLER)
     assert str(path) in str(caught.value)
     return str(caught.value)
 
@@ -94,7 +95,7 @@ def test_damaged_header_never_crashes(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("damaged") / "x.safetensors"
     path.write_bytes(whole)
     try:
-        file, message = SafetensorsFile(path), None
+        file, message = SafetensorsFile(path, CALLER), None
     except ValueError as error:
         file, message = None, str(error)
     if file is None:
@@ -151,7 +152,7 @@ def test_header_over_the_limit(tmp_path):
         file.write(struct.pack("<Q", 100_000_001) + b"{}")
         file.truncate(100_000_100)  # sparse
     with pytest.raises(ValueError, match="header 100000001"):
-        SafetensorsFile(path)
+        SafetensorsFile(path, CALLER)
 
 
 def test_takes_each_tensor_once(folder):

@@ -1,43 +1,19 @@
 """One call at a time on a state: a second thread is refused, and what the first does is as if it were alone."""
 
 import contextlib
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from support import bits, make_block, uniform
+from support import bits, elsewhere, make_block, uniform
 
 from mojolearn import CausalLM
-from mojolearn.claims import Claim
 from mojolearn.models import BUILT_IN
 
 
 @pytest.fixture(scope="module")
 def lm():
     return CausalLM.load(BUILT_IN)
-
-
-def elsewhere(states):
-    """A context in which another thread has a call running on these states."""
-    begun, end = threading.Event(), threading.Event()
-
-    def hold():
-        with Claim(states, "other"):
-            begun.set()
-            end.wait()
-
-    class Elsewhere:
-        def __enter__(self):
-            self.thread = threading.Thread(target=hold)
-            self.thread.start()
-            assert begun.wait(10)
-
-        def __exit__(self, *exception):
-            end.set()
-            self.thread.join()
-
-    return Elsewhere()
 
 
 def test_every_call_on_a_state_in_use_is_refused_by_name(rng):

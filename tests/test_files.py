@@ -7,9 +7,9 @@ import re
 import pytest
 from toy_models import config, write_model
 
+from mojolearn.files import LFS
 from mojolearn.models.causal_lm import CausalLM
 from mojolearn.models.config import read_config
-from mojolearn.models.files import LFS
 from mojolearn.models.tokenizer import Tokenizer
 
 READ = {  # each file of a model, and what reads it

@@ -1,16 +1,20 @@
 """A stream in a file: the same tokens afterwards, in this process or another, and nothing else is taken for one."""
 
 import json
+import re
 import subprocess
 import sys
 import zipfile
 
 import numpy as np
 import pytest
+from support import elsewhere
 from toy_models import config, tensors, write_model
 
-from mojolearn.models import BUILT_IN, suspend
+from mojolearn import archive
+from mojolearn.models import BUILT_IN
 from mojolearn.models.causal_lm import CausalLM
+from mojolearn.models.generation import TokenStream
 from mojolearn.models.tokenizer import Tokenizer
 
 DRAW = {"greedy": False, "temperature": 1.3}
@@ -42,14 +46,14 @@ def taken(stream, n):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n", [0, 1, 5])
-def test_goes_on_with_the_same_tokens(lm, tmp_path, kind, n):
+@pytest.mark.parametrize(("n", "name"), [(0, "s.npz"), (1, "s.npz"), (5, "s.npz"), (5, "s.safetensors")])
+def test_goes_on_with_the_same_tokens(lm, tmp_path, kind, n, name):
     whole = lm.stream(RAGGED, 9, **KINDS[kind])
     tokens = [new.tolist() for new in whole]
     stream = lm.stream(RAGGED, 9, **KINDS[kind])
     before = taken(stream, n)
-    stream.save(tmp_path / "s.npz")
-    later = lm.resume(tmp_path / "s.npz")
+    stream.save(tmp_path / name)
+    later = lm.resume(tmp_path / name)
     assert later.seed == stream.seed
     assert [ids.tolist() for ids in later.ids] == [ids.tolist() for ids in stream.ids]
     assert before + [new.tolist() for new in later] == tokens
@@ -99,7 +103,7 @@ def test_size_follows_what_is_used(lm, tmp_path):
     stream.save(tmp_path / "s.npz")
     with np.load(tmp_path / "s.npz") as file:
         sizes = [array.nbytes for name, array in file.items() if "layer" in name]
-    slots = lm.blocks[0].window or 3
+    slots = 3  # of a window of 4 too
     assert sizes == [4 * slots * 2 * 4] * 4  # two layers, keys and values: slots, kv heads, head_dim
 
 
@@ -257,7 +261,7 @@ class TestWhatItBelongsTo:
     def rewritten(self, saved, **changes):
         path, fields = saved
         del fields["digests"]
-        suspend.write_fields(path, fields | changes)
+        archive.write_fields(path, fields | changes, "test")
         return path
 
     def test_another_model(self, saved, tmp_path):
@@ -281,6 +285,57 @@ class TestWhatItBelongsTo:
         with pytest.raises(ValueError, match=rf"^CausalLM\.resume: .*s\.npz: {words}"):
             plain.resume(self.rewritten(saved, **changes))
 
+    @pytest.mark.parametrize(
+        ("name", "value", "words"),
+        [
+            ("lengths", np.zeros(0, np.int64), "the field lengths is empty; wanted is a length for each row"),
+            ("lengths", np.array([2, 0]), "the field lengths holds numbers from 0 to 2; wanted is 1 to "),
+            ("lengths", np.array([2, 2**62]), r"the field prompts has shape \(3,\); wanted is \(46"),
+            ("lengths", np.float32([2, 1]), "the field lengths has dtype float32; wanted is int64"),
+            ("prompts", np.array([5, 40, 1]), "the field prompts holds numbers from 1 to 40; wanted is 0 to 39"),
+            ("new", np.full((2, 3), -1), "the field new holds numbers from -1 to -1; wanted is 0 to 39"),
+            ("new", np.zeros((2, 10), np.int64), "the field new has 10 tokens; wanted is at most 9"),
+            ("max_new_tokens", 0, "the field max_new_tokens holds numbers from 0 to 0"),
+            ("max_new_tokens", 2**40, r"the field group0\.max_tokens is 10; wanted is room for"),
+            ("max_new_tokens", "9", "the field max_new_tokens has dtype <U1; wanted is int64"),
+            ("options", "[1]", "the field options is damaged; wanted is a table of options"),
+            ("options", '{"logit_bias": {"x": 1}}', "the field options is damaged"),
+            ("options", '{"tokenizer": 1}', "the field options is damaged"),
+            ("options", "{" * 9999, "the field options is damaged"),
+            ("options", np.uint32([[0x110000]]).view("<U1")[0, 0:1].reshape(()), "the field options is damaged"),
+            ("keeps_state", 1, "the field keeps_state has dtype int64; wanted is bool"),
+            ("keeps_state", True, "the field keeps_state is True; wanted is False, as the prompts"),
+            ("logprobs.top", np.zeros((2, 9, 2), np.float32), r"the field logprobs\.top has shape \(2, 9, 2\)"),
+            ("group0.rows", np.array([2]), r"the field group0\.rows holds numbers from 2 to 2; wanted is 0 to 1"),
+            ("group0.rows", np.array([1]), "the fields rows of the groups do not name each of 2 rows once"),
+            ("group1.rows", np.zeros(0, np.int64), r"the field group1\.rows is empty"),
+            ("group1.position", 0, r"the field group1\.position holds numbers from 0 to 0"),
+            ("group1.position", 99, r"the field group1\.position holds numbers from 99 to 99"),
+            ("group1.position", 2, r"the field group1\.layer0\.keys has shape \(1, 2, 3, 4\)"),
+            ("group1.max_tokens", 5, r"the field group1\.max_tokens is 5; wanted is room for 8 tokens"),
+            ("group1.pending", np.array([40]), r"the field group1\.pending holds numbers from 40 to 40"),
+            ("group1.layer1.keys", np.full((1, 2, 3, 4), np.nan, np.float32),
+             r"the field group1\.layer1\.keys holds nan at \[0, 0, 0, 0\], which is not finite"),
+            ("more", 1, "the field more does not belong there"),
+        ],
+    )  # fmt: skip
+    def test_values_that_no_stream_has(self, plain, saved, name, value, words):
+        """Though every checksum is right."""
+        with pytest.raises(ValueError, match=rf"^CausalLM\.resume: .*s\.npz: {words}"):
+            plain.resume(self.rewritten(saved, **{name: value}))
+
+    @pytest.mark.parametrize("name", [name for name in FIELDS if name != "digests"])
+    def test_fields_left_out_when_it_was_written(self, plain, saved, name):
+        path, fields = saved
+        del fields["digests"], fields[name]
+        archive.write_fields(path, fields, "test")
+        with pytest.raises(ValueError, match=r"^CausalLM\.resume: .*s\.npz: the fields? .*(missing|rows)"):
+            plain.resume(path)
+
+    def test_room_that_no_machine_has(self, plain, saved):
+        with pytest.raises(MemoryError, match="which this machine does not have"):
+            plain.resume(self.rewritten(saved, **{"group0.max_tokens": 2**50}))
+
     def test_lower_ceiling(self, plain, saved, tmp_path):
         low = CausalLM.load(write_model(tmp_path / "same"), max_positions=9)
         with pytest.raises(
@@ -302,13 +357,21 @@ class TestFile:
         ):
             plain.resume(path)
 
-    def test_flipped_bit(self, plain, saved):
+    def test_every_flipped_byte_is_refused_or_means_nothing(self, plain, saved):
+        """Means nothing: the dates and rights that a zip archive notes of its members."""
         path = saved[0]
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
-        with pytest.raises(ValueError, match=r"^CausalLM\.resume: .*s\.npz"):
-            plain.resume(path)
+        whole, goes_on = path.read_bytes(), [new.tolist() for new in plain.resume(path)]
+        refused = meaningless = 0
+        for at in range(0, len(whole), 7):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+            try:
+                later = plain.resume(path)
+            except ValueError as error:
+                refused += bool(re.match(r"CausalLM\.resume: [^\n]*s\.npz[^\n]+$", str(error)))
+            else:
+                meaningless += 1
+                assert [new.tolist() for new in later] == goes_on
+        assert refused + meaningless == len(range(0, len(whole), 7)) and refused > meaningless
 
     def test_other_arrays(self, plain, tmp_path):
         np.savez(tmp_path / "s.npz", a=np.zeros(3))
@@ -322,7 +385,7 @@ class TestFile:
         path, fields = saved
         fields["options"] = np.array([{"a": 1}], object)
         np.savez(path, **fields)
-        with pytest.raises(ValueError, match=r"the field options is damaged .*allow_pickle"):
+        with pytest.raises(ValueError, match=r"the field options is damaged .*objects are never read"):
             plain.resume(path)
 
     def test_member_that_is_no_array(self, plain, saved):
@@ -340,30 +403,34 @@ class TestFile:
         with pytest.raises(error, match=r"^CausalLM\.resume: "):
             plain.resume(path)
 
-    def test_failure_leaves_the_old_file(self, plain, saved, monkeypatch):
-        path, _ = saved
-        before = path.read_bytes()
-
-        def full(*_):
-            raise OSError(28, "No space left on device")
-
-        for name in ("fsync", "replace"):
-            with monkeypatch.context() as patch:
-                patch.setattr(suspend.os, name, full)
-                with pytest.raises(OSError, match="No space left"):
-                    plain.stream([[7]], 3).save(path)
-            assert path.read_bytes() == before
-            assert [entry.name for entry in path.parent.iterdir()] == ["s.npz"]
-
     def test_path_that_is_none(self, plain):
         with pytest.raises(TypeError, match=r"^TokenStream\.save: path must be a str or a Path"):
             plain.stream([[7]], 3).save(3)
 
-    def test_ended_stream(self, plain, tmp_path):
-        stream = plain.stream([[7]], 3)
-        list(stream)
-        with pytest.raises(ValueError, match=r"^TokenStream\.save: the stream has ended or was closed"):
+    @pytest.mark.parametrize(
+        ("n", "take", "words"),
+        [
+            (3, list, "the stream has ended, its rows by 'length'"),
+            (3, TokenStream.close, "the stream was closed before its end"),
+            (0, list, r"the stream was asked for no tokens \(max_new_tokens=0\)"),
+        ],
+    )
+    def test_stream_that_is_over(self, plain, tmp_path, n, take, words):
+        stream = plain.stream([[7]], n)
+        take(stream)
+        with pytest.raises(ValueError, match=rf"^TokenStream\.save: {words}; there is nothing to resume$"):
             stream.save(tmp_path / "s.npz")
+        assert not list(tmp_path.iterdir())
+
+    def test_while_another_thread_has_a_call_running(self, plain, saved, tmp_path):
+        stream = plain.resume(saved[0])
+        with (
+            elsewhere(stream._groups[0].state.blocks[1:]),
+            pytest.raises(RuntimeError, match=r"^TokenStream\.save: another thread has a call running"),
+        ):
+            stream.save(tmp_path / "other.npz")
+        stream.save(tmp_path / "other.npz")
+        assert (tmp_path / "other.npz").read_bytes() == saved[0].read_bytes()
 
 
 def test_interrupted_between_token_and_logits(plain, tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ import numbers
 import os
 from collections.abc import Mapping
 
-from mojolearn.models.files import admit_file
+from mojolearn.files import admit_file
 from mojolearn.scalars import did_you_mean, kind, shown
 
 FILE = "chat_template.jinja"

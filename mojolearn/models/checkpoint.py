@@ -1,35 +1,23 @@
 """The tensors of a checkpoint folder: found, mapped into memory, and each handed out exactly once.
 
-The library ``safetensors`` cannot give bfloat16 to NumPy, so the format (a JSON header, then raw arrays) is
-read here: strictly, and without reading an array before it is asked for.
+What is not asked for is not read.
 """
 
-import math
-import mmap
 import os
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from mojolearn.models.files import admit_file
-from mojolearn.models.strict_json import parse_json, read_json
+from mojolearn import safetensors_file
+from mojolearn.models.strict_json import read_json
+from mojolearn.safetensors_file import SafetensorsFile
 from mojolearn.scalars import counted, shown
 
 CALLER = "CausalLM.load"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-LONGEST_HEADER = 100_000_000  # bytes, as in the library safetensors
-
-# Bytes per value of every type that may stand in a file, and the NumPy type of those that we can use.
-ITEMSIZE = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 1),
-    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
-    **dict.fromkeys(("I32", "U32", "F32"), 4),
-    **dict.fromkeys(("I64", "U64", "F64", "C64"), 8),
-}
-DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}  # bfloat16 as its bits
+DTYPES = {name: safetensors_file.DTYPES[name] for name in ("F32", "F16", "BF16")}  # of weights
 
 
 class Checkpoint:
@@ -64,7 +52,7 @@ class Checkpoint:
                 f"{self.where}: no weights found; wanted {SINGLE} or {INDEX}, found {some(others) or 'neither'}"
             )
         for file, names in shards.items():
-            shard = SafetensorsFile(folder / file)
+            shard = SafetensorsFile(folder / file, CALLER)
             self._shards.append(shard)
             if names is not None and names != set(shard.entries):
                 name = min(names ^ set(shard.entries))
@@ -131,101 +119,6 @@ class Checkpoint:
             have = "has" if len(unused) == 1 else "have"
             raise ValueError(
                 f"{self.where}: {counted(len(unused), 'tensor')} {have} no place in the model: {some(unused)}"
-            )
-
-
-class Entry(NamedTuple):
-    """Where one tensor lies in the data part of its file."""
-
-    dtype: str
-    shape: tuple
-    start: int
-    stop: int
-
-
-class SafetensorsFile:
-    """One file in the safetensors format, mapped into memory; ``entries`` says what is in it.
-
-    Parameters
-    ----------
-    path : pathlib.Path
-        The file.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is no such file.
-    ValueError
-        It is no well-formed safetensors file: wrong header, or tensors that overlap, leave holes, have the
-        wrong number of bytes, or end elsewhere than the file does.
-    """
-
-    def __init__(self, path):
-        self.path = path
-        admit_file(path, CALLER)
-        with open(path, "rb") as file:
-            size = file.seek(0, 2)
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-        length = int.from_bytes(self._map[:8], "little")
-        if size < 8 or length > min(size - 8, LONGEST_HEADER):
-            raise ValueError(
-                f"{CALLER}: {path} is cut short or no safetensors file: {counted(size, 'byte')}, header {length}"
-            )
-        self._data = 8 + length
-        header = parse_json(self._map[8 : self._data], f"{CALLER}: {path}: the header")
-        header.pop("__metadata__", None)
-        self.entries = {name: self._entry(name, value) for name, value in header.items()}
-        self._check_layout(size - self._data)
-
-    def release(self):
-        """Let the system drop the pages of the file that were read."""
-        if hasattr(mmap, "MADV_DONTNEED"):  # where it is missing, the system drops them when memory is short
-            self._map.madvise(mmap.MADV_DONTNEED)
-
-    def array(self, entry):
-        """Return one tensor as a read-only array in the memory of the file."""
-        dtype = DTYPES[entry.dtype]
-        count = math.prod(entry.shape)
-        array = (
-            np.frombuffer(self._map, dtype, count, self._data + entry.start) if count else np.empty(0, dtype)
-        )
-        if not array.flags.aligned:  # legal in the format, rare
-            array = array.copy()
-        array = array.reshape(entry.shape)
-        array.flags.writeable = False
-        return array
-
-    def _entry(self, name, value):
-        where = f"{CALLER}: {self.path}: {name}"
-        if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
-            raise ValueError(f"{where} = {shown(value)}; wanted dtype, shape and data_offsets")
-        dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
-        if not isinstance(dtype, str) or dtype not in ITEMSIZE:
-            raise ValueError(f"{where} has dtype {shown(dtype)}; wanted one of {', '.join(ITEMSIZE)}")
-        for key, numbers in (("shape", shape), ("data_offsets", offsets)):
-            if not isinstance(numbers, list) or not all(type(n) is int and n >= 0 for n in numbers):
-                raise ValueError(f"{where} has {key} {shown(numbers)}; wanted a list of integers from 0")
-        if len(offsets) != 2 or offsets[1] - offsets[0] != math.prod(shape) * ITEMSIZE[dtype]:
-            wanted = (
-                f"{counted(math.prod(shape) * ITEMSIZE[dtype], 'byte')} for {dtype} of shape {tuple(shape)}"
-            )
-            raise ValueError(f"{where} has data_offsets {shown(offsets)}; wanted {wanted}")
-        return Entry(dtype, tuple(shape), *offsets)
-
-    def _check_layout(self, size):
-        """Tensors must lie end to end and fill the file."""
-        end = 0
-        for name, entry in sorted(self.entries.items(), key=lambda item: item[1][2:]):
-            if entry.start != end:
-                fault = "overlaps the tensor before it" if entry.start < end else "leaves a hole before it"
-                raise ValueError(
-                    f"{CALLER}: {self.path}: {name} {fault}: at byte {entry.start}, wanted {end}"
-                )
-            end = entry.stop
-        if end != size:
-            fault = "cut short" if size < end else "longer than its header says"
-            raise ValueError(
-                f"{CALLER}: {self.path} is {fault}: it holds {counted(size, 'byte')} of tensors, wanted {end}"
             )
 
 

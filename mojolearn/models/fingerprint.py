@@ -1,22 +1,18 @@
 """A hash that tells whether two models compute the same: over their arithmetic and every weight."""
 
 import dataclasses
-import hashlib
-import json
 
 import numpy as np
 
-from mojolearn._version import NUMERICS_VERSION
 from mojolearn.block import TransformerBlock
+from mojolearn.fingerprint import add_array, add_block, add_json, new_digest
 from mojolearn.layers import Linear, Norm
-from mojolearn.weights import widen
 
 # What does not change a logit: names, ends of texts, ceilings, and how exactly the same weights are stored.
 CONFIG_ASIDE = {
     "bos_token_id", "eos_token_ids", "generation", "layers", "max_position_embeddings", "model_type",
     "tie_word_embeddings",
 }  # fmt: skip
-OPTIONS_ASIDE = {"max_positions", "weight_format"}
 MODEL_ASIDE = {"config", "max_positions", "path", "weight_format", "_fingerprint", "_limit", "_tokenizer"}
 
 
@@ -35,13 +31,13 @@ def fingerprint(lm):
         options of every block, and the float32 values of every weight. A model stored narrow and the same values
         stored wide agree; so do two spellings of one configuration.
     """
-    digest = hashlib.sha256(NUMERICS_VERSION.encode())
+    digest = new_digest()
     settings = {
         field.name: getattr(lm.config, field.name)
         for field in dataclasses.fields(lm.config)
         if field.name not in CONFIG_ASIDE
     }
-    _add_json(digest, settings)
+    add_json(digest, settings)
     for name, value in sorted(vars(lm).items()):
         if name not in MODEL_ASIDE:
             digest.update(name.encode())
@@ -52,26 +48,21 @@ def fingerprint(lm):
 def _add(digest, name, value):
     """Add a part of a model, whatever it is made of."""
     if isinstance(value, TransformerBlock):
-        options = value.options.as_dict()
-        _add_json(digest, {key: options[key] for key in options if key not in OPTIONS_ASIDE})
-        for weight in sorted(value.weights().items()):
-            _add(digest, *weight)
+        add_block(digest, value)
     elif isinstance(value, Linear):
         _add(digest, name, value.matrix())
         if value.vector() is not None:
             _add(digest, f"{name}.bias", value.vector())
     elif isinstance(value, Norm):
-        _add_json(digest, [value.kind, float(value.eps)])
+        add_json(digest, [value.kind, float(value.eps)])
         _add(digest, name, (value.weight, value.bias))
     elif isinstance(value, tuple):
         for part in value:
             _add(digest, name, part)
     elif isinstance(value, np.ndarray):
-        _add_json(digest, [name, value.shape])
-        for first in range(0, len(value), 4096):
-            digest.update(np.ascontiguousarray(widen(value[first : first + 4096])).astype("<f4", copy=False))
+        add_array(digest, name, value)
     elif value is None or isinstance(value, (bool, int, float, str, np.generic)):
-        _add_json(digest, [name, value])
+        add_json(digest, [name, value])
     elif type(value).__module__.startswith("mojolearn."):
         for part in sorted(vars(value).items()):
             _add(digest, *part)
@@ -79,12 +70,3 @@ def _add(digest, name, value):
         raise TypeError(
             f"CausalLM.fingerprint: {name} is of a kind that has no fingerprint, {type(value).__name__}"
         )
-
-
-def _add_json(digest, value):
-    digest.update(json.dumps(value, sort_keys=True, default=_plain).encode())
-
-
-def _plain(value):
-    """NumPy numbers, and mappings that are no dict, in words of JSON."""
-    return value.item() if isinstance(value, np.generic) else dict(value)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mojolearn.models.files import admit_file
+from mojolearn.files import admit_file
 from mojolearn.models.gguf_quants import OTHER_TYPES, TYPES
 from mojolearn.scalars import counted
 

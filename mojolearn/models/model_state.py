@@ -21,12 +21,12 @@ class CausalLMState:
     Attributes
     ----------
     blocks : list of TransformerState
-        The layers' states: plain buffers, which are all there is to save.
+        The layers' states: plain buffers.
 
     Notes
     -----
     States compare equal when all their layers do. ``copy.copy``, ``copy.deepcopy`` and ``pickle`` give independent
-    equal states.
+    equal states, and so do `save` and `load`.
     """
 
     __hash__ = None
@@ -78,6 +78,82 @@ class CausalLMState:
     def copy(self):
         """Return an equal state that shares no memory with this one."""
         return CausalLMState([block.copy() for block in self.blocks])
+
+    def save(self, path, model=None):
+        """Write the state into one file, from which `load` makes it again; see `TransformerState.save`.
+
+        Parameters
+        ----------
+        path : str or path
+            The file, an ordinary ``.npz``, or in the safetensors format if its name ends in ``.safetensors``; replaced
+            only when the new one is complete.
+        model : CausalLM, optional
+            The model that the state belongs to: its fingerprint is kept, so that `load` can compare it with another's.
+            None keeps none.
+
+        Raises
+        ------
+        OSError
+            The file cannot be written. What stood there before is still there.
+        TypeError, ValueError
+            For a path or a model that does not fit, layers that disagree, and NaN or infinity in the slots in use.
+        RuntimeError
+            When another thread has a call running on this state.
+
+        Examples
+        --------
+        >>> import os, tempfile
+        >>> from mojolearn.models import BUILT_IN
+        >>> from mojolearn.models.causal_lm import CausalLM
+        >>> lm = CausalLM.load(BUILT_IN)
+        >>> state = lm.allocate_state(1, 16)
+        >>> first = lm.generate([[0, 1818, 305]], 5, state=state)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     state.save(os.path.join(folder, "state.safetensors"), lm)
+        ...     loaded = CausalLMState.load(os.path.join(folder, "state.safetensors"), lm)
+        >>> loaded == state, loaded.position
+        (True, 8)
+        """
+        from mojolearn.models.saved_model_state import (
+            save_model_state,  # which needs models, and these need states
+        )
+
+        save_model_state(self, path, model)
+
+    @classmethod
+    def load(cls, path, model=None):
+        """Make the state that `save` has written: what follows has the bits that would have followed there.
+
+        Parameters
+        ----------
+        path : str or path
+            The file.
+        model : CausalLM, optional
+            The model that the state is for: refused unless it computes the same as the one that was given to `save`.
+            None compares nothing.
+
+        Returns
+        -------
+        CausalLMState
+            As `TransformerState.load` makes each layer's.
+
+        Raises
+        ------
+        FileNotFoundError
+            There is no such file.
+        TypeError, ValueError
+            A field is missing, changed or strange, or belongs to another model, another version of the numerics or
+            another kind of file; the message names file and field.
+        MemoryError
+            If the buffers do not fit, naming the bytes.
+
+        Examples
+        --------
+        ``state = CausalLMState.load("state.npz", lm)``
+        """
+        from mojolearn.models.saved_model_state import load_model_state  # as above
+
+        return load_model_state(cls, path, model)
 
     __copy__ = copy
 
@@ -139,7 +215,24 @@ def admit_state(state, n_layers, B, L, method):
         raise ValueError(
             f"{method}: the state has {counted(len(state.blocks), 'layer')}, but the model has {n_layers}"
         )
-    if len({id(block) for block in state.blocks}) < n_layers:
+    held = check_layers(state, method)
+    for layer, block in enumerate(state.blocks):
+        where = f"{method}: layer {layer} of the state"
+        if block.batch_size != B:
+            raise ValueError(f"{where} has {counted(block.batch_size, 'row')}, but ids has {B}")
+        if held + L > block.max_tokens:
+            raise ValueError(
+                f"{where} holds {counted(held, 'token')} and has room for max_tokens={block.max_tokens}; "
+                f"{L} more {'does' if L == 1 else 'do'} not fit. Allocate a state with a larger max_tokens"
+            )
+    return held
+
+
+def check_layers(state, method):
+    """Check that the layers of a state are states of their own which agree; returns the number of tokens they hold."""
+    if not state.blocks:
+        raise ValueError(f"{method}: the state has no layers")
+    if len({id(block) for block in state.blocks}) < len(state.blocks):
         raise ValueError(f"{method}: two layers of the state are one object; each needs a state of its own")
     for layer, block in enumerate(state.blocks):
         where = f"{method}: layer {layer} of the state"
@@ -147,17 +240,12 @@ def admit_state(state, n_layers, B, L, method):
             raise TypeError(f"{where} must be a TransformerState, not {kind(block)}")
         held = block._checked_length(f"{method}: layer {layer}")
         if layer == 0:
-            first = held
-        if block.batch_size != B:
-            raise ValueError(f"{where} has {counted(block.batch_size, 'row')}, but ids has {B}")
+            first, rows = held, block.batch_size
+        if block.batch_size != rows:
+            raise ValueError(f"{where} has {counted(block.batch_size, 'row')}, but layer 0 has {rows}")
         if held != first:
             raise ValueError(
                 f"{where} holds {counted(held, 'token')}, but layer 0 holds {first}; they must be equal"
-            )
-        if held + L > block.max_tokens:
-            raise ValueError(
-                f"{where} holds {counted(held, 'token')} and has room for max_tokens={block.max_tokens}; "
-                f"{L} more {'does' if L == 1 else 'do'} not fit. Allocate a state with a larger max_tokens"
             )
     return first
 

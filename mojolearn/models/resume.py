@@ -4,11 +4,15 @@ import json
 
 import numpy as np
 
-from mojolearn._version import NUMERICS_VERSION
+from mojolearn.archive import read_fields
 from mojolearn.models.generation import Group, TokenStream
 from mojolearn.models.logprobs import Logprobs
 from mojolearn.models.plan import GenerationPlan
-from mojolearn.models.suspend import FORMAT, RESUME, _tokenizer_hash, _used, read_fields
+from mojolearn.models.suspend import FORMAT, tokenizer_hash
+from mojolearn.saved_state import fill, match_head
+from mojolearn.scalars import LARGEST
+
+RESUME = "CausalLM.resume"
 
 
 def resume(self, path, *, tokenizer=None, logits_processor=None):
@@ -51,71 +55,89 @@ def resume(self, path, *, tokenizer=None, logits_processor=None):
     >>> [int(new[0]) for new in later], later.ids
     ([578, 282], [array([   0, 1818,  305,  267,  670,  578,  282])])
     """
-    fields = _Fields(read_fields(path, RESUME), f"{RESUME}: {path}")
-    fields.match("format", FORMAT, "this version of mojolearn")
-    fields.match("numerics", NUMERICS_VERSION, "this version of mojolearn")
-    fields.match("model", self.fingerprint, "this model")
-    if bool(fields.take("logits_processor")) != (logits_processor is not None):
+    fields = read_fields(path, RESUME, "a saved stream")
+    match_head(fields, FORMAT, "a stream", self)
+    if fields.switch("logits_processor") != (logits_processor is not None):
         which = "none was given" if logits_processor is None else "one was given"
         raise ValueError(f"{fields.where}: the field logits_processor does not fit: {which}")
-    lengths, prompts = fields.take("lengths"), fields.take("prompts")
-    options = json.loads(str(fields.take("options")))
-    if "logit_bias" in options:
-        options["logit_bias"] = {int(token): value for token, value in options["logit_bias"].items()}
+    lengths = fields.integers("lengths", (None,), 1, LARGEST)
+    if not len(lengths):
+        raise fields.wrong("lengths", "is empty", "a length for each row")
+    B, total = len(lengths), sum(lengths.tolist())
+    prompts = fields.integers("prompts", (total,), 0, self.vocab_size - 1)
     plan = GenerationPlan(
-        self, len(lengths), int(fields.take("max_new_tokens")), RESUME, **options, tokenizer=tokenizer,
+        self, B, fields.integer("max_new_tokens", 1), RESUME, **_options(fields), tokenizer=tokenizer,
         logits_processor=logits_processor,
     )  # fmt: skip
-    fields.match("tokenizer", _tokenizer_hash(plan), "the tokenizer")
+    fields.match("tokenizer", tokenizer_hash(plan), "the tokenizer")
     rows = np.split(prompts, np.cumsum(lengths)[:-1])
-    new = fields.take("new")
+    new = fields.integers("new", (B, None), 0, self.vocab_size - 1)
     left = plan.max_new_tokens - new.shape[1]
-    saved = None
-    if plan.logprobs is not None:
-        saved = Logprobs(*(fields.take(f"logprobs.{name}") for name in Logprobs._fields))
+    if left < 0:
+        raise fields.wrong("new", f"has {new.shape[1]} tokens", f"at most {plan.max_new_tokens}")
     groups = []
-    while f"group{len(groups)}.rows" in fields.left:
-        groups.append(_group(self, fields, f"group{len(groups)}", left))
+    while f"group{len(groups)}.rows" in fields:
+        groups.append(_group(self, fields, f"group{len(groups)}", B, left))
+    if sorted(row for group in groups for row in group.rows) != list(range(B)):
+        raise ValueError(f"{fields.where}: the fields rows of the groups do not name each of {B} rows once")
+    saved = None if plan.logprobs is None else _logprobs(fields, B, plan)
     state = None
-    if fields.take("keeps_state"):
-        (group,) = groups
-        state = self.allocate_state(len(rows), group.state.max_tokens)
+    if fields.switch("keeps_state"):
+        if len(groups) > 1:
+            raise fields.wrong("keeps_state", "is True", "False, as the prompts have several lengths")
+        state = self.allocate_state(B, groups[0].state.max_tokens)
+    fields.finish()
     return TokenStream._restored(self, plan, RESUME, rows, groups, state, new.T, saved)
 
 
-class _Fields:
-    """The fields of a file, taken one by one."""
-
-    def __init__(self, fields, where):
-        self.left, self.where = fields, where
-
-    def take(self, name):
-        if name not in self.left:
-            raise ValueError(f"{self.where}: the field {name} is missing")
-        return self.left.pop(name)
-
-    def match(self, name, wanted, whose):
-        found = str(self.take(name))
-        if found != wanted:
-            raise ValueError(
-                f"{self.where}: the field {name} is {found!r}, but that of {whose} is {wanted!r}"
-            )
+def _options(fields):
+    """The options of the generation, as they were given."""
+    text = fields.text("options")
+    try:
+        options = json.loads(text)
+        if options.keys() & {"tokenizer", "logits_processor"}:
+            raise ValueError
+        if "logit_bias" in options:
+            options["logit_bias"] = {int(token): bias for token, bias in options["logit_bias"].items()}
+    except (AttributeError, ValueError, RecursionError):
+        raise fields.wrong("options", "is damaged", "a table of options") from None
+    return options
 
 
-def _group(lm, fields, name, left):
+def _logprobs(fields, B, plan):
+    """What was told of the tokens so far, with room for all of them."""
+    shape = (B, plan.max_new_tokens)
+    return Logprobs(
+        fields.array("logprobs.chosen", np.float32, shape),
+        fields.array("logprobs.top_ids", np.int64, (*shape, plan.logprobs)),
+        fields.array("logprobs.top", np.float32, (*shape, plan.logprobs)),
+    )
+
+
+def _group(lm, fields, name, B, left):
     """Rebuild one group of rows with its state."""
-    rows = fields.take(f"{name}.rows").tolist()
-    position, room = (int(fields.take(f"{name}.{field}")) for field in ("position", "max_tokens"))
+    rows = fields.integers(f"{name}.rows", (None,), 0, B - 1).tolist()
+    if not rows:
+        raise fields.wrong(f"{name}.rows", "is empty", "the places of its rows")
+    room = fields.integer(f"{name}.max_tokens", 1)
+    position = fields.integer(f"{name}.position", 1, room)
+    if position + left - 1 > room:  # the last token may be one that is given out and not run
+        raise fields.wrong(f"{name}.max_tokens", f"is {room}", f"room for {position + left - 1} tokens")
     lm._check_positions(position + left, RESUME)
+    kept = {}
+    for layer, block in enumerate(lm.blocks):
+        o, prefix = block.options, f"{name}.layer{layer}"
+        shape = (len(rows), o.n_kv_heads, min(position, o.window or position), o.head_dim)
+        kept[layer] = [fields.finite(f"{prefix}.{each}", shape) for each in ("keys", "values")]
     state = lm.allocate_state(len(rows), room)
     for layer, block in enumerate(state.blocks):
-        used = _used(block, position)
-        block._k[:used] = fields.take(f"{name}.layer{layer}.keys")
-        block._v[:used] = fields.take(f"{name}.layer{layer}.values")
         block.cached_tokens = position
+        fill(block, *kept[layer])
     group = Group(rows, None, state, position)
-    if f"{name}.pending" in fields.left:
-        group.pending = fields.take(f"{name}.pending")
+    if f"{name}.pending" in fields:
+        group.pending = fields.integers(f"{name}.pending", (len(rows),), 0, lm.vocab_size - 1)
+    elif f"{name}.logits" in fields:
+        group.logits = fields.array(f"{name}.logits", np.float32, (len(rows), lm.vocab_size))
     else:
-        group.logits = fields.take(f"{name}.logits")
+        raise fields.wrong(f"{name}.pending", "is missing", f"this or {name}.logits")
     return group

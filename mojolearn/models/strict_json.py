@@ -1,9 +1,8 @@
 """JSON files that came from somewhere else: read strictly, refused in one sentence that names the file."""
 
-import json
-
-from mojolearn.models.files import admit_file
+from mojolearn.files import admit_file
 from mojolearn.scalars import admit_choice, admit_integer, admit_positive, admit_switch, shown
+from mojolearn.strict_json import parse_json
 
 MOST = 2**31 - 1  # of any count or size
 
@@ -32,19 +31,6 @@ def read_json(path, caller):
     """
     admit_file(path, caller)
     return parse_json(path.read_bytes(), f"{caller}: {path}")
-
-
-def parse_json(text, where):
-    """Parse the bytes of one JSON object; messages start with `where`."""
-    try:
-        value = json.loads(text.decode(), parse_constant=_no_constant, object_pairs_hook=_no_repeats)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{where} is not UTF-8 text (byte {error.start})") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is not valid JSON ({error or 'nested too deeply'})") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} must hold a JSON object, not {shown(value)}")
-    return value
 
 
 class Fields:
@@ -152,16 +138,3 @@ def agreed(found, default, where):
         if other != value:
             raise ValueError(f"{where}: {first} = {value} and {name} = {other} contradict each other")
     return value
-
-
-def _no_constant(name):
-    raise ValueError(f"the number {name} is not allowed")
-
-
-def _no_repeats(pairs):
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {twice!r} appears twice")
-    return result

@@ -1,49 +1,34 @@
-"""A stream in a file: what it takes to go on with the same bits, in this process or another, here or elsewhere.
+"""A stream in a file: what it takes to go on with the same bits, in this process or another, here or elsewhere."""
 
-The file is an ordinary ``.npz``. Every field is an array under a name of its own, no object is pickled, and the field
-``digests`` holds a checksum of each of the others: one that is missing, changed or strange is refused by its name.
-"""
-
-import contextlib
-import hashlib
 import json
-import os
-import secrets
-import zipfile
-from pathlib import Path
 
 import numpy as np
 
-from mojolearn._version import NUMERICS_VERSION
-from mojolearn.models.files import admit_file
-from mojolearn.scalars import shown
+from mojolearn.archive import admit_target, write_fields
+from mojolearn.claims import Claim
+from mojolearn.saved_state import head, slots
 
 FORMAT = "mojolearn stream 1"
-RESUME, SAVE = "CausalLM.resume", "TokenStream.save"
-BROKEN = (
-    OSError,
-    ValueError,
-    KeyError,
-    EOFError,
-    MemoryError,
-    TypeError,
-    zipfile.BadZipFile,
-    NotImplementedError,
-)
+SAVE = "TokenStream.save"
 
 
 def save_stream(stream, path):
     """Write a stream into a file; see `TokenStream.save`."""
-    if not isinstance(path, (str, Path)) or not str(path):
-        raise TypeError(f"{SAVE}: path must be a str or a Path that names a file, not {shown(path)}")
+    target = admit_target(path, SAVE)
     if not stream._open:
-        raise ValueError(f"{SAVE}: the stream has ended or was closed; there is nothing to resume")
-    path = Path(path)
-    if path.is_dir():
-        raise IsADirectoryError(f"{SAVE}: {path} is a folder; wanted is the name of a file")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{SAVE}: there is no folder {path.parent} to write {path.name} into")
-    write_fields(path, _fields(stream))
+        raise ValueError(f"{SAVE}: {_why_over(stream)}; there is nothing to resume")
+    with Claim([block for group in stream._groups for block in group.state.blocks], SAVE):
+        write_fields(target, _fields(stream), SAVE)
+
+
+def _why_over(stream):
+    """What has ended a stream that is no longer open."""
+    if not stream.max_new_tokens:
+        return "the stream was asked for no tokens (max_new_tokens=0)"
+    if None in stream.finish_reasons:
+        return "the stream was closed before its end"
+    reasons = " and ".join(repr(reason) for reason in sorted(set(stream.finish_reasons)))
+    return f"the stream has ended, its rows by {reasons}"
 
 
 def _fields(stream):
@@ -54,11 +39,8 @@ def _fields(stream):
     }
     asked |= {"seed": plan.seed, "logit_bias": plan.rules.logit_bias}
     asked = {name: value for name, value in asked.items() if value is not None}
-    fields = {
-        "format": FORMAT,
-        "numerics": NUMERICS_VERSION,
-        "model": lm.fingerprint,
-        "tokenizer": _tokenizer_hash(plan),
+    fields = head(FORMAT, lm) | {
+        "tokenizer": tokenizer_hash(plan),
         "options": json.dumps(asked, default=_plain, sort_keys=True),
         "max_new_tokens": plan.max_new_tokens,
         "logits_processor": plan.rules.logits_processor is not None,
@@ -81,16 +63,11 @@ def _group_fields(group):
     fields |= {"pending": group.pending} if group.logits is None else {"logits": group.logits}
     for layer, block in enumerate(group.state.blocks):
         for name, flat in (("keys", block._k), ("values", block._v)):
-            fields[f"layer{layer}.{name}"] = flat[: _used(block, group.position)]
+            fields[f"layer{layer}.{name}"] = slots(block, flat, group.position)
     return fields
 
 
-def _used(block, position):
-    """Numbers of a buffer that are in use: the packed cache, or under a window the ring."""
-    return block.batch_size * block.n_kv_heads * block.head_dim * (block.window or position)
-
-
-def _tokenizer_hash(plan):
+def tokenizer_hash(plan):
     """Only a stream with stop strings depends on its tokenizer."""
     return plan.tokenizer.fingerprint if any(plan.stop) else ""
 
@@ -100,112 +77,3 @@ def _plain(value):
     if isinstance(value, np.generic):
         return value.item()
     return value.tolist() if isinstance(value, np.ndarray) else list(value)
-
-
-def write_fields(path, fields):
-    """Write named arrays and their checksums to a ``.npz`` file that appears only when it is complete.
-
-    Parameters
-    ----------
-    path : str or pathlib.Path
-        The file; one that exists is replaced in one step.
-    fields : dict
-        Arrays, numbers and texts by name.
-    """
-    arrays = {name: np.asarray(value) for name, value in fields.items()}
-    arrays["digests"] = np.asarray(json.dumps({name: _digest(array) for name, array in arrays.items()}))
-    path = Path(path)
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with open(part, "xb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder):
-    """Make a renamed file last through a power cut, where the system can do that for a folder."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def _digest(array):
-    digest = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
-    digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
-
-
-def read_fields(path, caller):
-    """Read what `write_fields` has written, and check every field against its checksum.
-
-    Parameters
-    ----------
-    path : str or pathlib.Path
-        The file.
-    caller : str
-        The public name that messages start with.
-
-    Returns
-    -------
-    dict of str to ndarray
-        The fields, without ``digests``.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is no such file.
-    ValueError
-        It is no such file, or a field is missing, changed or strange: file and field.
-    """
-    if not isinstance(path, (str, Path)) or not str(path):
-        raise TypeError(f"{caller}: path must be a str or a Path that names a file, not {shown(path)}")
-    admit_file(Path(path), caller)
-    where = f"{caller}: {path}"
-    try:
-        with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
-            fields = {name: _read_field(file, name, where) for name in file.files}
-    except BROKEN as error:
-        if str(error).startswith(where):
-            raise
-        raise ValueError(f"{where} is not a saved stream, or was cut short ({error})") from None
-    if "digests" not in fields:
-        raise ValueError(f"{where}: the field digests is missing; it is not a saved stream")
-    wanted = _digests(fields.pop("digests"), where)
-    for name in sorted(wanted.keys() | fields.keys()):
-        if name not in fields:
-            raise ValueError(f"{where}: the field {name} is missing")
-        if name not in wanted:
-            raise ValueError(f"{where}: the field {name} does not belong there")
-        if _digest(fields[name]) != wanted[name]:
-            raise ValueError(f"{where}: the field {name} was changed, or is damaged")
-    return fields
-
-
-def _read_field(file, name, where):
-    try:
-        array = file[name]
-        if not isinstance(array, np.ndarray):
-            raise ValueError("it is no array")
-    except BROKEN as error:
-        raise ValueError(f"{where}: the field {name} is damaged ({error})") from None
-    return array
-
-
-def _digests(array, where):
-    try:
-        table = json.loads(str(array))
-        if not isinstance(table, dict):
-            raise ValueError
-    except (ValueError, RecursionError):
-        raise ValueError(f"{where}: the field digests was changed, or is damaged") from None
-    return table

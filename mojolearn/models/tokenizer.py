@@ -3,6 +3,7 @@
 import hashlib
 import os
 
+from mojolearn.files import admit_file
 from mojolearn.models.chat_template import (
     admit_dicts,
     admit_messages,
@@ -11,7 +12,7 @@ from mojolearn.models.chat_template import (
     read_templates,
     render_template,
 )
-from mojolearn.models.files import admit_file, admit_folder
+from mojolearn.models.files import admit_folder
 from mojolearn.models.gguf_file import is_gguf
 from mojolearn.models.gguf_tokenizer import load_tokenizer
 from mojolearn.models.strict_json import read_json

@@ -91,7 +91,7 @@ def write_fields(path, fields, caller):
         The file cannot be written; what stood there before is still there, and nothing else.
     """
     arrays = {name: np.asarray(value) for name, value in fields.items()}
-    digests = json.dumps({name: _digest(array) for name, array in arrays.items()})
+    digests = json.dumps({name: _digest(array) for name, array in sorted(arrays.items())})
     target = Path(os.path.realpath(path))
     part = target.with_name(
         f".{secrets.token_hex(8)}.part"

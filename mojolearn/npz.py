@@ -17,7 +17,7 @@ from mojolearn.scalars import counted, named
 START = b"\x93NUMPY\x01\x00"  # of an array in version 1.0 of NumPy's format
 HEADER = re.compile(
     rb"\{'descr': '([<>|=]?[biufU]\d{1,9})', 'fortran_order': False, "
-    rb"'shape': \(((?:\d{1,18}, ?){0,63}(?:\d{1,18})?)\), \} *\n"
+    rb"'shape': \((|\d{1,18},|\d{1,18}(?:, \d{1,18}){1,63})\), \} *\n"
 )
 CHUNK = 1 << 20  # bytes read at a time
 

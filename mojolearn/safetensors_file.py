@@ -151,9 +151,9 @@ def write_safetensors(file, tensors, metadata):
         The texts.
     """
     names = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
-    # The widest first, so that each starts at a multiple of its item size; names as they come within a width.
-    ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].itemsize))
-    header, end = {"__metadata__": metadata}, 0
+    # The widest first, so that each starts at a multiple of its item size.
+    ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])))
+    header, end = {"__metadata__": dict(sorted(metadata.items()))}, 0
     for name, array in ordered.items():
         start, end = end, end + array.nbytes
         header[name] = {

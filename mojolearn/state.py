@@ -202,6 +202,11 @@ class TransformerState:
         -------
         ndarray of float32, shape (B, KV, S, HD)
             View or copy as for `keys`.
+
+        Examples
+        --------
+        >>> TransformerState(1, 1, 2, 4, np.zeros(8, "f4"), np.ones(8, "f4"), cached_tokens=1).values()
+        array([[[[1., 1.]]]], dtype=float32)
         """
         return self._held_tokens(self._v, "values")
 
@@ -212,6 +217,10 @@ class TransformerState:
         -------
         TransformerState
             Its buffers are ndarrays, whatever those of the original are.
+
+        Examples
+        --------
+        ``branch = state.copy()``, and each goes on for itself.
         """
         return TransformerState(*self._arguments())
 

@@ -34,6 +34,7 @@ NO_NUMBA = [
 NO_NUMBA += ["models.config", "models.checkpoint", "models.tokenizer", "models.sampling", "models.logits"]
 NO_NUMBA += ["models.chat_template", "models.sandbox", "cli.commands", "cli.process"]
 NO_NUMBA += ["models.gguf", "models.gguf_tokenizer"]
+NO_NUMBA += ["archive", "npz", "safetensors_file", "strict_json", "files", "fingerprint"]
 
 # What only models/ may know: model types, and names of checkpoint tensors and settings ("llama3" is a RoPE scaling).
 HUGGING_FACE = re.compile(

@@ -9,6 +9,7 @@ import pytest
 from support import bits, make_block, uniform
 
 from mojolearn import TransformerState
+from mojolearn.models.model_state import CausalLMState
 
 SIZE = 2 * 2 * 6 * 8  # B, KV, max_tokens, HD
 
@@ -121,6 +122,38 @@ def test_round_trip_through_a_file(block, rng, tmp_path):
     loaded = np.load(tmp_path / "state.npz")
     state = TransformerState(2, 2, 8, 6, loaded["k"], loaded["v"], cached_tokens=int(loaded["n"]))
     np.testing.assert_array_equal(bits(block.forward(x[:, 3:], state)), wanted[:, 3:])
+
+
+@pytest.mark.parametrize("window", [0, 3])
+@pytest.mark.parametrize("held", [2, 5])
+@pytest.mark.parametrize("order", [[1, 0], [2, 0, 0], [1]])
+def test_rows_taken_in_another_order(rng, window, held, order):
+    """As beam search does; with two rows of two key-value heads, where a wrong axis would have the same shape too."""
+    block = make_block(d_model=32, intermediate=48, n_heads=4, n_kv_heads=2, head_dim=8, window=window)
+    x = uniform(rng, (max(order) + 1, held + 1, 32))
+    state = block.allocate_state(len(x), 8)
+    block.forward(x[:, :held], state)
+    taken = block.allocate_state(len(order), 8)
+    taken.cached_tokens = held
+    for mine, theirs in ((taken.k_cache, state.k_cache), (taken.v_cache, state.v_cache)):
+        slots = window or held
+        used = len(x) * 2 * slots * 8
+        rows = theirs[:used].reshape(len(x), 2, slots, 8)[order]
+        mine[: rows.size] = rows.reshape(-1)
+    y = block.step(x[order, held], taken)
+    for row, source in zip(y, order, strict=True):
+        np.testing.assert_array_equal(bits(row), bits(block.forward(x[source : source + 1])[0, held:]))
+
+
+@pytest.mark.parametrize("state_class", [TransformerState, CausalLMState])
+def test_every_public_method_has_an_example(state_class):
+    methods = [
+        getattr(state_class, name)
+        for name in vars(state_class)
+        if not name.startswith("_") and callable(getattr(state_class, name))
+    ]
+    assert {method.__name__ for method in methods} >= {"copy", "save", "load"}
+    assert not [method.__name__ for method in methods if "Examples" not in method.__doc__]
 
 
 def test_sizes_and_repr(block):

@@ -5,7 +5,9 @@ included. After each step the bytes are compared.
 """
 
 import copy
+import os
 import pickle
+import tempfile
 
 import numpy as np
 import pytest
@@ -200,6 +202,20 @@ class StateMachine(RuleBasedStateMachine):
             self.block.step(self.new(1), other)
         other.k_cache[:] = 7  # and nobody sees it
 
+    @rule(suffix=st.sampled_from([".npz", ".safetensors"]), go_on=st.booleans())
+    def through_a_file(self, suffix, go_on):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, f"state{suffix}")
+            self.state.save(path, self.block)
+            other = TransformerState.load(path, self.block)
+        self.settle()  # saving brings the buffers up to date
+        assert (other.cached_tokens, other.max_tokens) == (self.state.cached_tokens, ROOM)
+        np.testing.assert_array_equal(bits(other.keys()), bits(self.state.keys()))
+        np.testing.assert_array_equal(bits(other.values()), bits(self.state.values()))
+        if go_on and self.session is None:
+            self.state = other
+            self.wanted = [other.k_cache.copy(), other.v_cache.copy()]  # its spare room is zero
+
     @rule()
     def read(self):
         keys, values = self.state.keys(), self.state.values()
@@ -226,5 +242,5 @@ class StateMachine(RuleBasedStateMachine):
                 np.testing.assert_array_equal(bits(buffer), bits(wanted))
 
 
-TestState = StateMachine.TestCase
+TestState = pytest.mark.long(StateMachine.TestCase)
 TestState.settings = settings(max_examples=300, stateful_step_count=60)

@@ -201,15 +201,16 @@ class TokenStream:
         Parameters
         ----------
         path : str or path
-            The file; replaced only when the new one is complete. It is an ordinary ``.npz`` without pickled objects:
-            options, seeds, tokens so far, the used part of the cache, and what the model and the tokenizer must be.
+            The file; replaced only when the new one is complete. It is an ordinary ``.npz`` without pickled objects, or
+            in the safetensors format if its name ends in ``.safetensors``: options, seeds, tokens so far, the used part
+            of the cache, and what the model and the tokenizer must be.
 
         Raises
         ------
         OSError
             The file cannot be written. What stood there before is still there.
-        ValueError
-            The stream is closed, or was interrupted while it ran a token.
+        TypeError, ValueError
+            For a path that is none; the stream has ended, was closed, or was interrupted while it ran a token.
 
         Examples
         --------

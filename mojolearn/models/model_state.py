@@ -76,7 +76,17 @@ class CausalLMState:
         return sum(block.nbytes for block in self.blocks)
 
     def copy(self):
-        """Return an equal state that shares no memory with this one."""
+        """Return an equal state that shares no memory with this one.
+
+        Returns
+        -------
+        CausalLMState
+            With a copy of each layer's state.
+
+        Examples
+        --------
+        ``branch = state.copy()``, and each goes on for itself.
+        """
         return CausalLMState([block.copy() for block in self.blocks])
 
     def save(self, path, model=None):

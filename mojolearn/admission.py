@@ -113,7 +113,7 @@ def refuse_overflow(which, method):
 def settle(commits):
     """Call what writes the states after everything has succeeded: all of it, even if an interrupt comes between.
 
-    Each commit is one kernel call that does nothing when it was done before.
+    Each commit does nothing when it was done before, and changes a state in one kernel call.
     """
     try:
         for commit in commits:

@@ -19,17 +19,17 @@ KEPT = 1 << 22  # float32 numbers of scratch that a thread keeps at the most (16
 CACHE_LINE = 64  # bytes; a register load that crosses two lines takes twice as long
 
 
-def aligned_empty(size, dtype=np.float32, make=np.empty):
+def aligned_empty(size, dtype=np.float32, *, zeros=False):
     """A flat array that starts on a cache line."""
     item = np.dtype(dtype).itemsize
-    raw = make(size + CACHE_LINE // item, dtype)
+    raw = (np.zeros if zeros else np.empty)(size + CACHE_LINE // item, dtype)
     skip = -raw.__array_interface__["data"][0] % CACHE_LINE // item
     return raw[skip : skip + size]
 
 
 def aligned_zeros(size):
     """The same, of zeros; takes memory only where it is written."""
-    return aligned_empty(size, make=np.zeros)
+    return aligned_empty(size, zeros=True)
 
 
 class Arena:

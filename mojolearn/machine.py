@@ -52,6 +52,7 @@ def warmup(target="float32"):
         block.step(x[:, 0], state)
         with block.decode_session(state) as session:
             session.step(x[:, 0])
+        block.decode_session(state).discard()
         log_softmax(x[0], "warmup")
 
 

@@ -1,5 +1,7 @@
 """`TransformerDecodeSession`: a state's cache in a resident layout, for many single steps."""
 
+from functools import partial
+
 import numpy as np
 
 from mojolearn.admission import (
@@ -50,25 +52,33 @@ class TransformerDecodeSession:
 
     def __init__(self, block, state):
         method = "TransformerBlock.decode_session"
-        with Claim([state], method):
-            cached = admit_state(state, block.options, getattr(state, "batch_size", 0), 0, method)
-            check_cache(state, block.options, cached, method)
-            self._block, self._state = block, state
-            n_blocks = state.batch_size * state.n_kv_heads
-            self._slots, key_size, value_size = resident.sizes(n_blocks, state.capacity, state.head_dim)
-            try:
-                self._keys, self._values = aligned_zeros(key_size), aligned_zeros(value_size)
-            except (MemoryError, ValueError):
-                raise MemoryError(
-                    f"{method}: the session's copy of the cache needs {4 * (key_size + value_size)} bytes, which this "
-                    "machine does not have"
-                ) from None
-            self._count = np.zeros(1, np.int64)  # tokens in the resident layout
-            self._record = self._describe()
-            self._stepper = Stepper([self])
-            self._take(cached)
-            self._open = True
-            state._session = self
+        self._block, self._state = block, state
+        self._counts = np.zeros(resident.N_COUNTS, np.int64)
+        try:
+            with Claim([state], method):
+                self._begin(method)
+        except BaseException:  # an interrupt may come when all is done: nobody would close the session
+            self._counts[resident.OPEN] = 0
+            raise
+
+    def _begin(self, method):
+        state, options = self._state, self._block.options
+        cached = admit_state(state, options, getattr(state, "batch_size", 0), 0, method)
+        check_cache(state, options, cached, method)
+        n_blocks = state.batch_size * state.n_kv_heads
+        self._slots, key_size, value_size = resident.sizes(n_blocks, state.capacity, state.head_dim)
+        try:
+            self._keys, self._values = aligned_zeros(key_size), aligned_zeros(value_size)
+        except (MemoryError, ValueError):
+            raise MemoryError(
+                f"{method}: the session's copy of the cache needs {4 * (key_size + value_size)} bytes, which this "
+                "machine does not have"
+            ) from None
+        self._record = self._describe()
+        self._stepper = Stepper([self])
+        self._take(cached)
+        state._session = self
+        self._counts[resident.OPEN] = 1
 
     @property
     def state(self):
@@ -78,7 +88,7 @@ class TransformerDecodeSession:
     @property
     def is_open(self):
         """Whether the session can still be used."""
-        return self._open
+        return bool(self._counts[resident.OPEN])
 
     def step(self, x):
         """Process one token of each sequence, as `TransformerBlock.step`.
@@ -135,8 +145,7 @@ class TransformerDecodeSession:
                 self._ready(B, method, L)  # before the buffers are written
                 self.sync_state()
                 y, commit = self._block._advance(tokens, B, L, self._state, method, session=self)
-                settle([commit])
-                self.load_state()
+                settle([commit, partial(self._take, self._state.cached_tokens + L)])
         return y.reshape(x.shape)
 
     def _advance(self, tokens, B, method):
@@ -149,12 +158,12 @@ class TransformerDecodeSession:
         if B != state.batch_size:
             raise ValueError(f"{method}: the state has batch_size={state.batch_size}, but x has {B}")
         cached = admit_length(state, L, method)
-        if cached != self._count[0]:
+        taken = int(self._counts[resident.RESIDENT])
+        if cached != taken:
             if self._is_ahead():
                 raise ValueError(
                     f"{method}: cached_tokens of the state was set to {cached}, but the session holds "
-                    f"{counted(int(self._count[0]), 'token')}; set it before opening a session, or after close "
-                    "or discard"
+                    f"{counted(taken, 'token')}; set it before opening a session, or after close or discard"
                 )
             self.load_state()
         check_positions(cached + L, self._block.options.max_positions, self._block._positions, method)
@@ -173,7 +182,7 @@ class TransformerDecodeSession:
 
     @property
     def _arrays(self):
-        return self._keys, self._values, self._state._held, self._count
+        return self._keys, self._values, self._state._held, self._counts
 
     def _room(self):
         """The number of tokens that neither the state nor the block's positions let a step go beyond."""
@@ -182,18 +191,18 @@ class TransformerDecodeSession:
 
     def _is_ahead(self):
         """Does the resident layout hold tokens that the state's buffers do not?"""
-        return self._count[0] != self._synced
+        return self._counts[resident.RESIDENT] != self._counts[resident.SYNCED]
 
     def _check_open(self, method):
-        if not self._open:
+        if not self.is_open:
             raise ValueError(
                 f"{method}: the session is closed; open another with block.decode_session(state)"
             )
 
-    def _layout(self):
+    def _layout(self, cached):
         """Blocks, slots from block to block in the state's buffers, slots used, head_dim, slots in the session."""
         state = self._state
-        used = min(int(self._count[0]), state.capacity)
+        used = min(cached, state.capacity)
         return (state.batch_size * state.n_kv_heads, state.window or used, used, state.head_dim, self._slots)
 
     def sync_state(self):
@@ -206,9 +215,14 @@ class TransformerDecodeSession:
         """
         with Claim([self._state], f"{NAME}.sync_state"):
             self._check_open(f"{NAME}.sync_state")
-            if self._is_ahead():
-                resident.move_out(self._keys, self._values, *self._layout(), self._state._k, self._state._v)
-                self._synced = int(self._count[0])
+            self._write(True)
+
+    def _write(self, stays_open):
+        """Write all tokens into the state's buffers: one kernel call, which also ends the session if it should."""
+        layout = self._layout(int(self._counts[resident.RESIDENT]))
+        resident.move_out(
+            self._keys, self._values, *layout, self._state._k, self._state._v, self._counts, stays_open
+        )
 
     def load_state(self):
         """Take over the state's buffers and ``cached_tokens``, dropping what was not synced.
@@ -224,36 +238,36 @@ class TransformerDecodeSession:
         state = self._state
         with Claim([state], method):
             self._check_open(method)
-            if self._is_ahead() and not state._set_by_hand:
-                state.cached_tokens = self._synced
             cached = admit_state(state, self._block.options, state.batch_size, 0, method, session=self)
+            if self._is_ahead() and not state._held[1]:
+                cached = int(self._counts[resident.SYNCED])
             check_cache(state, self._block.options, cached, method)
             self._take(cached)
 
     def _take(self, cached):
         """Copy ``cached`` tokens from the state's buffers, which then hold all that the session holds."""
         state = self._state
-        self._synced = self._count[0] = cached
-        state._set_by_hand = False
-        resident.settle_in(state._k, state._v, *self._layout(), self._keys, self._values)
+        resident.settle_in(state._k, state._v, *self._layout(cached), self._keys, self._values, cached, state._held,
+                           self._counts)  # fmt: skip
 
     def close(self):
         """Write all tokens into the state's buffers and end the session; closing twice is harmless."""
         with Claim([self._state], f"{NAME}.close"):
-            if self._open:
-                self.sync_state()
-                self._release()
+            if self.is_open:
+                self._write(False)
+            self._release()
 
     def discard(self):
         """End the session without writing: the state is as it was at the last `sync_state`."""
         with Claim([self._state], f"{NAME}.discard"):
-            if self._open:
-                self._state.cached_tokens = self._synced
-                self._release()
+            if self.is_open:
+                resident.give_up(self._state._held, self._counts)
+            self._release()
 
     def _release(self):
-        self._state._session = None
-        self._open = False
+        """Forget what a closed session has no use for."""
+        if self._state._session is self:
+            self._state._session = None
         self._keys = self._values = self._frequencies = self._record = self._stepper = None
 
     def __enter__(self):
@@ -264,4 +278,4 @@ class TransformerDecodeSession:
         self.close()
 
     def __repr__(self):
-        return f"TransformerDecodeSession({'open' if self._open else 'closed'}, {self._state!r})"
+        return f"TransformerDecodeSession({'open' if self.is_open else 'closed'}, {self._state!r})"

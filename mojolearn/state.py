@@ -7,8 +7,6 @@ Without a window the first B * KV * S * HD numbers are the [B, KV, S, HD] cache,
 rest is spare. Under a window W each (row, kv head) has a ring of W slots and position p lies in slot p % W.
 """
 
-import threading
-
 import numpy as np
 
 from mojolearn.buffers import admit_cache, admit_integer, check_disjoint
@@ -76,10 +74,11 @@ class TransformerState:
         self._k = admit_cache(k_cache, size, "k_cache", METHOD)
         self._v = admit_cache(v_cache, size, "v_cache", METHOD)
         check_disjoint(self._k, self._v, METHOD)
-        self._held = np.zeros(1, np.int64)  # a cell, so that a kernel can update it together with the buffers
-        self._refused = None
+        # An array, so that a kernel can update it together with the buffers: the count, and whether it was set by hand.
+        self._held = np.zeros(2, np.int64)
+        self._refused = None  # what cached_tokens was set to, where that cannot be; the count is then -1
         self._session = None
-        self._lock = threading.RLock()  # held by the thread that has a call running on this state
+        self._holder = {}  # of the call that runs on this state, see Claim
         self.cached_tokens = cached_tokens
         self._checked_length(METHOD)
 
@@ -131,27 +130,28 @@ class TransformerState:
     @property
     def cached_tokens(self):
         """S, tokens held; also the position of the next token. May be set by hand within [0, max_tokens]."""
-        return int(self._held[0]) if self._refused is None else self._refused[0]
+        count = int(self._held[0])
+        return self._refused if count < 0 else count
 
     @cached_tokens.setter
     def cached_tokens(self, value):
-        self._set_by_hand = True
         try:
-            self._held[0] = admit_integer(value, "cached_tokens", METHOD)
-            self._refused = None
+            self._held[:] = admit_integer(value, "cached_tokens", METHOD, 0, self._max_tokens), 1
         except (TypeError, ValueError):
-            self._refused = (value,)  # the next call says what is wrong with it
-            self._held[0] = -1
+            self._refused = value  # the next call says what is wrong with it
+            self._held[:] = -1, 1
 
     @property
     def session(self):
         """The open `TransformerDecodeSession` that advances this state, or None."""
-        return self._session
+        session = self._session
+        return session if session is not None and session.is_open else None
 
     def _bring_up_to_date(self):
         """Let an open session write what it has decoded into the buffers."""
-        if self._session is not None:
-            self._session.sync_state()
+        session = self.session
+        if session is not None:
+            session.sync_state()
 
     def _checked_length(self, method):
         """``cached_tokens``, or the exception that a call by the public name ``method`` raises for it."""

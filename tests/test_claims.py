@@ -92,3 +92,45 @@ def test_threads_that_quarrel_over_a_state_lose_nothing(lm, through_session):
     alone = lm.allocate_state(1, 400)
     lm.forward([[9] * done], alone)
     assert state == alone
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_claim_that_was_left_behind_counts_no_more(dead):
+    """As an interrupt may leave it: the function that took it has ended, its thread has or has not."""
+    state = make_block().allocate_state(1, 4)
+    left, go_on = threading.Event(), threading.Event()
+
+    def leave():
+        Claim([state], "left").__enter__()
+
+    def thread():
+        leave()
+        left.set()
+        if not dead:
+            go_on.wait()
+
+    other = threading.Thread(target=thread)
+    other.start()
+    assert left.wait(10)
+    if dead:
+        other.join()
+    with Claim([state], "mine"):
+        with pytest.raises(RuntimeError, match=r"^theirs: another thread"), ThreadPoolExecutor(1) as pool:
+            pool.submit(Claim([state], "theirs").__enter__).result()
+    assert not state._holder
+    go_on.set()
+    other.join()
+
+
+def test_a_thread_does_not_take_its_own_left_claim_for_a_running_call():
+    """Otherwise it would go on without a claim, and a second thread could come in."""
+    state = make_block().allocate_state(1, 4)
+
+    def leave():
+        Claim([state], "left").__enter__()
+
+    leave()
+    with Claim([state], "outer"), Claim([state], "inner"):
+        with pytest.raises(RuntimeError, match=r"^theirs: another thread"), ThreadPoolExecutor(1) as pool:
+            pool.submit(Claim([state], "theirs").__enter__).result()
+    assert not state._holder

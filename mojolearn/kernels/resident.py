@@ -37,28 +37,57 @@ def put_value(values, block, slot, slots, head_dim, source, at):
         put(values, to + d, get(source, at + d))
 
 
+# What a session counts, in one array of int64, so that a kernel changes the numbers together with the caches: tokens in
+# the resident layout, tokens in the state's buffers, and whether the session is open.
+RESIDENT, SYNCED, OPEN = 0, 1, 2
+N_COUNTS = 3
+
+
 @kernel
-def settle_in(k_cache, v_cache, n_blocks, block_slots, used, head_dim, slots, keys, values):
-    """Copy ``used`` slots of each block of a state's buffers (block_slots apart) into the resident layout."""
+def settle_in(
+    k_cache, v_cache, n_blocks, block_slots, used, head_dim, slots, keys, values, cached, held, counts
+):
+    """Copy ``used`` slots of each block of a state's buffers (block_slots apart) into the resident layout.
+
+    Both then hold ``cached`` tokens. held: the state's count, and whether it was set by hand.
+    """
     for block in range(n_blocks):
         for slot in range(used):
             at = (block * block_slots + slot) * head_dim
             put_key(keys, block, slot, slots, head_dim, k_cache, at)
             put_value(values, block, slot, slots, head_dim, v_cache, at)
+    held[0], held[1] = cached, 0
+    counts[RESIDENT] = counts[SYNCED] = cached
 
 
 @kernel
-def move_out(keys, values, n_blocks, block_slots, used, head_dim, slots, k_cache, v_cache):
-    """The way back: ``used`` slots of each block into a state's buffers, packed block_slots apart."""
+def move_out(
+    keys, values, n_blocks, block_slots, used, head_dim, slots, k_cache, v_cache, counts, stays_open
+):
+    """The way back: ``used`` slots of each block into a state's buffers, packed block_slots apart.
+
+    Nothing is written where the buffers hold all tokens already.
+    """
     width = padded(head_dim, PAIR)
-    for block in range(n_blocks):
-        for slot in range(used):
-            to = (block * block_slots + slot) * head_dim
-            k_at = (block * slots + slot // LANES * LANES) * head_dim + slot % LANES
-            v_at = (block * slots + slot) * width
-            for d in range(head_dim):
-                put(k_cache, to + d, get(keys, k_at + d * LANES))
-                put(v_cache, to + d, get(values, v_at + d))
+    if counts[SYNCED] != counts[RESIDENT]:
+        for block in range(n_blocks):
+            for slot in range(used):
+                to = (block * block_slots + slot) * head_dim
+                k_at = (block * slots + slot // LANES * LANES) * head_dim + slot % LANES
+                v_at = (block * slots + slot) * width
+                for d in range(head_dim):
+                    put(k_cache, to + d, get(keys, k_at + d * LANES))
+                    put(v_cache, to + d, get(values, v_at + d))
+        counts[SYNCED] = counts[RESIDENT]
+    counts[OPEN] = stays_open
+
+
+@kernel
+def give_up(held, counts):
+    """End a session without writing: the state's count goes back to what its buffers hold."""
+    if counts[SYNCED] != counts[RESIDENT]:
+        held[0] = counts[SYNCED]
+    counts[OPEN] = 0
 
 
 def sizes(n_blocks, capacity, head_dim):

@@ -1,5 +1,6 @@
 """Decoding a whole model through sessions: one `TransformerDecodeSession` per layer, which move together."""
 
+from mojolearn.admission import settle
 from mojolearn.claims import Claim
 from mojolearn.models.ids import admit_ids
 from mojolearn.models.loading import retold
@@ -34,17 +35,17 @@ class CausalLMDecodeSession:
         batch_size = getattr(state, "batch_size", 0)
         admit_state(state, lm.n_layers, batch_size, 0, method)
         self._lm, self._state, self._layers = lm, state, []
-        with Claim(state.blocks, method):
-            try:
+        before = [block_state.session for block_state in state.blocks]
+        try:
+            with Claim(state.blocks, method):
                 for layer, (block, block_state) in enumerate(zip(lm.blocks, state.blocks, strict=True)):
-                    try:
-                        self._layers.append(block.decode_session(block_state))
-                    except (TypeError, ValueError, MemoryError) as error:
-                        raise retold(error, f"{method}: layer {layer}") from error
+                    self._layers.append(_open_layer(block, block_state, f"{method}: layer {layer}"))
                 self._stepper = Stepper(self._layers)
-            except BaseException:
-                self.discard()
-                raise
+        except BaseException:  # an interrupt may come before a session stands in the list: ask the states
+            for block_state, other in zip(state.blocks, before, strict=True):
+                if block_state.session is not other:
+                    block_state.session.discard()
+            raise
 
     @property
     def state(self):
@@ -104,23 +105,28 @@ class CausalLMDecodeSession:
         """Write all tokens into the buffers of the states; the session stays open."""
         with Claim(self._states, f"{NAME}.sync_state"):
             self._check_open(f"{NAME}.sync_state")
-            for layer in self._layers:
-                layer.sync_state()
+            settle([layer.sync_state for layer in self._layers])
 
     def close(self):
         """Write all tokens into the buffers of the states and end the session; closing twice is harmless."""
         with Claim(self._states, f"{NAME}.close"):
-            for layer in self._layers:
-                layer.close()
+            settle([layer.close for layer in self._layers])
 
     def discard(self):
         """End the session without writing: the states are as they were at the last `sync_state`."""
         with Claim(self._states, f"{NAME}.discard"):
-            for layer in self._layers:
-                layer.discard()
+            settle([layer.discard for layer in self._layers])
 
     def __enter__(self):
         return self
 
     def __exit__(self, *exception):
         self.close()
+
+
+def _open_layer(block, state, where):
+    # A function of its own: Python 3.11 leaves the line of a nested `try` out of the handlers around it.
+    try:
+        return block.decode_session(state)
+    except (TypeError, ValueError, MemoryError) as error:
+        raise retold(error, where) from error

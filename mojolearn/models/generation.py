@@ -1,8 +1,11 @@
 """The loop that makes text: run the prompt, choose a token for each row, run these, and so on."""
 
+from functools import partial
+
 import numpy as np
 
 from mojolearn.admission import admit_state as admit_cache
+from mojolearn.admission import settle
 from mojolearn.models.ids import admit_prompts
 from mojolearn.models.logprobs import Logprobs, empty_logprobs, fill_logprobs
 from mojolearn.models.model_state import admit_state, begin_from, replace_state
@@ -59,8 +62,8 @@ class TokenStream:
         """Make the stream that `save` has written; groups hold the tokens up to where it was."""
         stream = cls.__new__(cls)
         stream._set(lm, plan, method, prompts, groups, state)
-        for tokens in new:
-            stream._take(tokens)
+        for at, tokens in enumerate(new):
+            stream._take(tokens, at)
         if logprobs is not None:
             for mine, saved in zip(stream._logprobs, logprobs, strict=True):
                 mine[:] = saved
@@ -73,7 +76,8 @@ class TokenStream:
         self._new = np.zeros((len(prompts), plan.max_new_tokens), np.int64)
         self._count = 0
         self._reasons = [None] * len(prompts)
-        self._watchers = [_watcher(plan, row, ids) for row, ids in enumerate(prompts)]
+        # For each row, how many tokens its watcher has been shown, and the watcher.
+        self._watchers = [(0, _watcher(plan, row, ids)) for row, ids in enumerate(prompts)]
         n = plan.logprobs
         self._logprobs = None if n is None else empty_logprobs(len(prompts), plan.max_new_tokens, n)
         self._open = True
@@ -125,6 +129,7 @@ class TokenStream:
         return self
 
     def __next__(self):
+        self._end_if_over()  # where an interrupt came before that
         if not self._open:
             raise StopIteration
         new, ran, found = self._plan.pads.copy(), [], []
@@ -142,12 +147,7 @@ class TokenStream:
                 found.append((rows, logits[active], new[rows]))
         for rows, logits, chosen in found:
             fill_logprobs(self._logprobs, self._count, rows, logits, chosen, self._method)
-        for group in ran:  # everything has succeeded
-            group.whole = False
-            group.logits, group.pending = None, new[group.rows]
-        self._take(new)
-        for group in ran:
-            group.whole = True
+        settle([partial(self._take, new, self._count, ran)])  # everything has succeeded
         self._end_if_over()
         return new
 
@@ -156,20 +156,33 @@ class TokenStream:
         logits = self._plan.rules.apply(logits, ids)
         return self._plan.sampling.choose(logits, self._plan.bases[row], self._count)
 
-    def _take(self, new):
-        """Note new tokens, and which rows end with them."""
-        self._new[:, self._count] = new
-        self._count += 1
+    def _take(self, new, at, ran=()):
+        """Note new tokens at place ``at``, and which rows end with them; repeating changes nothing."""
+        for group in ran:
+            group.logits, group.pending = None, new[group.rows]
+        self._new[:, at] = new
+        self._count = at + 1
         for row, token in enumerate(new.tolist()):
             if self._reasons[row] is not None:
                 continue
-            watcher = self._watchers[row]
             if token in self._plan.eos[row]:
                 self._reasons[row] = ("eos", self._count)
-            elif watcher is not None and watcher(token):
+            elif self._plan.stop[row] and self._stops(row, token, at):
                 self._reasons[row] = ("stop", self._count)
             elif self._count == self.max_new_tokens:
                 self._reasons[row] = ("length", self._count)
+
+    def _stops(self, row, token, at):
+        """Does this token complete a stop string of its row?"""
+        seen, watcher = self._watchers[row]
+        if seen != at:  # it was interrupted while it looked
+            watcher = _watcher(self._plan, row, self._prompts[row])
+            for earlier in self._new[row, :at].tolist():
+                watcher(earlier)
+        self._watchers[row] = (None, None)
+        found = watcher(token)
+        self._watchers[row] = (at + 1, watcher)
+        return found
 
     def _end_if_over(self):
         if not self.max_new_tokens or None not in self._reasons:
@@ -180,12 +193,19 @@ class TokenStream:
 
         Called by the last token, and at the end of a ``with`` statement; closing twice is harmless.
         """
-        was_open, self._open = self._open, False
-        if was_open and self.state is not None:
+        if self._open and self.state is not None:
             (group,) = self._groups
-            group.next_logits(self._lm, self._method)  # runs the last token
-            group.settle()
-            replace_state(self.state, group.state, self._held, self._method)
+            try:
+                group.next_logits(self._lm, self._method)  # runs the last token
+                group.settle()
+                replace_state(self.state, group.state, self._held, self._method, self._end)
+            except Exception:  # an interrupt is none: after one the stream can still be closed
+                self._end()
+                raise
+        self._end()
+
+    def _end(self):
+        self._open = False
 
     def __enter__(self):
         return self

@@ -269,7 +269,7 @@ def begin_from(source, target, method):
     return target
 
 
-def replace_state(state, source, held, method):
+def replace_state(state, source, held, method, note):
     """Give a caller's state the contents of another, in all layers or in none.
 
     Parameters
@@ -282,6 +282,8 @@ def replace_state(state, source, held, method):
         Tokens that the state must hold still.
     method : str
         The public name that messages start with.
+    note : callable
+        Called when it is done, and never left out by an interrupt.
     """
     with Claim(state.blocks, method):
         for layer, block in enumerate(state.blocks):
@@ -294,7 +296,7 @@ def replace_state(state, source, held, method):
                     f"{block.cached_tokens}; the stream's tokens are not added"
                 )
         pairs = zip(source.blocks, state.blocks, strict=True)
-        settle([partial(_copy_block, theirs, mine) for theirs, mine in pairs])
+        settle([*(partial(_copy_block, theirs, mine) for theirs, mine in pairs), note])
 
 
 def _copy_block(source, target):

@@ -6,9 +6,10 @@ BIN    := $(if $(wildcard $(VENV)/bin),$(VENV)/bin/,)
 ASV     = $(if $(BIN),$(abspath $(BIN)asv),asv)
 THREADS ?= 1
 QUICK   ?= yes
+MINUTES ?= 10
 PINNED  = NUMBA_NUM_THREADS=$(THREADS) OPENBLAS_NUM_THREADS=$(THREADS) OMP_NUM_THREADS=$(THREADS)
 
-.PHONY: help dev test test-fast test-1t test-soak test-arm64 lint format docs examples bench bench-compare bench-publish clean-cache
+.PHONY: help dev test test-fast test-1t test-soak soak test-arm64 coverage lint format docs examples bench bench-compare bench-publish clean-cache
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /\1\t/' | expand -t 14
@@ -27,8 +28,11 @@ test-fast:  ## under a minute once kernels are compiled: for the edit loop
 test-1t:  ## one thread: kernels take their serial twins, which must give the same bits
 	NUMBA_NUM_THREADS=1 $(BIN)python -m pytest
 
-test-soak:  ## thousands of random cases instead of a hundred: for a night
+test-soak:  ## the test suite with thousands of random cases instead of a hundred: for a night
 	HYPOTHESIS_PROFILE=soak $(BIN)python -m pytest -m ""
+
+soak:  ## ten minutes of everything at once on several threads: constant memory, the hash of a cold run (MINUTES=10)
+	PYTHONPATH=.:tests $(BIN)python tests/soak.py --minutes $(MINUTES)
 
 test-arm64:  ## the same bits on 64-bit Arm, emulated: golden cases and a hash of random ones (Debian only)
 	PYTHON=$(BIN)python tests/arm64.sh test

@@ -8,6 +8,7 @@ and the processor. ``NUMBA_CACHE_DIR`` moves the folder, ``MOJOLEARN_CACHE=0`` s
 
 import hashlib
 import os
+from importlib import resources
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -20,8 +21,6 @@ from numba.extending import overload
 from mojolearn._cache import kept
 from mojolearn._pieces import KernelCompiler, PieceCompiler
 from mojolearn._version import __version__
-
-PACKAGE = Path(__file__).parent
 
 
 def _target_features():
@@ -44,21 +43,25 @@ HAS_F16C = not IS_X86 or "+f16c" in CPU_FEATURES.split(",")
 
 
 def source_hash():
-    """A short hash over the sources that compiled code depends on."""
+    """A short hash over the files that compiled code depends on; None where none of them can be read.
+
+    They need not lie in a folder: the package may be imported from an archive, or hold bytecode without sources.
+    """
+    package = resources.files("mojolearn")
+    policy = [file for file in package.iterdir() if Path(file.name).stem in ("_jit", "_pieces", "_cache")]
+    kernels = package / "kernels"
+    files = [*policy, *(kernels.iterdir() if kernels.is_dir() else ())]
+    files = [file for file in files if file.name.endswith((".py", ".pyc"))]
     digest = hashlib.sha256()
-    for path in [
-        PACKAGE / "_jit.py",
-        PACKAGE / "_pieces.py",
-        PACKAGE / "_cache.py",
-        *sorted((PACKAGE / "kernels").glob("*.py")),
-    ]:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
+    for file in sorted(files, key=lambda file: file.name):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12] if files else None
 
 
 def cache_folder():
-    """The folder for this version, these sources, this Numba and this processor; None = switched off."""
-    if os.environ.get("MOJOLEARN_CACHE", "1") == "0":
+    """The folder for this version, these sources, this Numba and this processor; None = nothing is kept."""
+    sources = None if os.environ.get("MOJOLEARN_CACHE", "1") == "0" else source_hash()
+    if sources is None:
         return None
     base = os.environ.get("NUMBA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME")
     try:
@@ -66,7 +69,7 @@ def cache_folder():
     except RuntimeError:  # no HOME and no entry in the password file
         return None
     target = hashlib.sha256(f"{CPU_NAME} {CPU_FEATURES}".encode()).hexdigest()[:8]
-    name = f"{__version__}-{source_hash()}-numba{numba.__version__}-{CPU_NAME}-{target}"
+    name = f"{__version__}-{sources}-numba{numba.__version__}-{CPU_NAME}-{target}"
     return base / "mojolearn" / name
 
 

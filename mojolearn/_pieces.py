@@ -8,8 +8,10 @@ half the time, and run as fast.
 
 import contextlib
 import functools
+import os
 
 import numba
+from numba.core import config
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import register_pass
@@ -83,11 +85,28 @@ def _lowering(base, library_class):
     return Lowering
 
 
+def reread_environment():
+    """Read Numba's variables again, as Numba does whenever it compiles; says what to do where it would refuse."""
+    started = config.NUMBA_NUM_THREADS
+    try:
+        config.reload_config()
+    except RuntimeError:
+        asked = os.environ.get("NUMBA_NUM_THREADS", "unset")
+        raise RuntimeError(
+            f"NUMBA_NUM_THREADS was {started} when the threads started and is {asked} now, with which Numba compiles "
+            "nothing more; put it back, and use mojolearn.set_num_threads"
+        ) from None
+
+
 def _compiler(library_class):
     """Numba's compiler, with libraries of this class."""
     ours = {base: _lowering(base, library_class) for base in (NativeLowering, NativeParforLowering)}
 
     class Compiler(CompilerBase):
+        def __init__(self, *arguments):
+            reread_environment()
+            super().__init__(*arguments)
+
         def define_pipelines(self):
             passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
             passes.passes = [(ours.get(step, step), description) for step, description in passes.passes]

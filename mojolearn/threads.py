@@ -11,7 +11,9 @@ import time
 import warnings
 
 import numba
+from numba.np.ufunc.parallel import NUM_THREADS
 
+from mojolearn._pieces import reread_environment
 from mojolearn.scalars import admit_integer
 
 # Below this many multiply-adds a call is over sooner on one thread: a parallel region costs 3 to 15
@@ -93,20 +95,18 @@ def workers(work):
     """Number of threads for a call of ``work`` multiply-adds: all that it may have, or one."""
     if work < SMALL or numba.config.DISABLE_JIT:
         return 1
-    launch()
+    number = get_num_threads()
     if _serial_only:
         _say_why()
-        return 1
-    return get_num_threads()
+    return number
 
 
 def admit_threads(threads, name, method):
     """A number of threads that the machine was started with room for, or None; other values are refused."""
     if threads is None:
         return None
-    most = numba.config.NUMBA_NUM_THREADS
     try:
-        return admit_integer(threads, name, method, 1, most)
+        return admit_integer(threads, name, method, 1, NUM_THREADS)
     except ValueError as error:
         raise ValueError(f"{error}; NUMBA_NUM_THREADS, set before Python starts, is the ceiling") from None
 
@@ -147,8 +147,11 @@ def get_num_threads():
     Returns
     -------
     int
-        Of `set_num_threads`, or else of ``numba.get_num_threads()``.
+        Of `set_num_threads`, or else of ``numba.get_num_threads()``; 1 in a process that can have no more.
     """
+    launch()
+    if _serial_only:
+        return 1
     limit = _limit()
     return numba.get_num_threads() if limit is None else limit
 
@@ -197,6 +200,7 @@ def launch():
     global _launched
     if _launched or numba.config.DISABLE_JIT:
         return
+    reread_environment()  # what changed since the import is then no news when something is compiled
     try:
         numba.get_num_threads()
     except ValueError as error:

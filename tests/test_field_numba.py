@@ -105,36 +105,33 @@ def test_no_place_of_its_own(tmp_path):
 
 # --- threads -----------------------------------------------------------------------------------------------
 
-BEFORE_THE_FIRST_CALL = """
+AFTER_THE_IMPORT = """
 import os
 import mojolearn
-os.environ["NUMBA_NUM_THREADS"] = "{n}"
+from mojolearn import threads  # and Numba with it
+os.environ["NUMBA_NUM_THREADS"] = os.environ["LATER"]
 import numpy as np
-from support import bits, make_block, uniform
-from mojolearn import threads
+from support import make_block, uniform
 threads.SMALL = 0
 block = make_block()
 block.step(uniform(np.random.default_rng(0), (1, 32)), block.allocate_state(1, 3))
 print(mojolearn.get_num_threads())
-mojolearn.set_num_threads(1)
 for more in (3, 8):
     try:
         mojolearn.set_num_threads(more)
     except ValueError as error:
         print("ceiling" in str(error))
+mojolearn.set_num_threads(1)
 block(uniform(np.random.default_rng(0), (1, 3, 32)))
 """
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("cache", ["0", "1"])
-@pytest.mark.parametrize("n", [1, 8])
-def test_number_of_threads_in_the_environment_after_the_import(n, cache):
+@pytest.mark.parametrize("later", ["1", "8"])
+def test_number_of_threads_in_the_environment_after_the_import(later, cache):
     """Too late to count, with stored kernels and without; and no harm."""
-    source = BEFORE_THE_FIRST_CALL.replace("{n}", str(n))
-    # The first line imports the package alone; Numba comes with the kernels.
-    source = source.replace("import mojolearn\n", "import mojolearn\nfrom mojolearn import threads\n", 1)
-    printed, warning = script(source, NUMBA_NUM_THREADS="2", MOJOLEARN_CACHE=cache)
+    printed, warning = script(AFTER_THE_IMPORT, NUMBA_NUM_THREADS="2", LATER=later, MOJOLEARN_CACHE=cache)
     assert printed.split() == ["2", "True", "True"]
     assert warning == ""
 
@@ -146,7 +143,8 @@ from support import make_block, uniform
 import mojolearn
 from mojolearn import threads
 threads.SMALL = 0
-block, state = make_block(), make_block().allocate_state(1, 4)
+block = make_block()
+state = block.allocate_state(1, 4)
 x = uniform(np.random.default_rng(0), (1, 3, 32))
 block.forward(x, state)
 before = state.copy()

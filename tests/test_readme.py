@@ -1,5 +1,6 @@
 """The Python blocks of README.md and of every page of docs run as they stand, page by page, in an empty folder."""
 
+import ast
 import os
 import re
 import subprocess
@@ -59,3 +60,28 @@ def test_setup_is_two_single_lines():
     assert len(setup) == 2
     assert "mojolearn generate" in setup[0]
     assert "pytest" in setup[1]
+
+
+def names_in(file):
+    """Names of the tests in a file of tests/: "test_name", or "TestClass::test_name"."""
+    for node in ast.parse((ROOT / "tests" / file).read_text("utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            yield from (
+                f"{node.name}::{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)
+            )
+        elif isinstance(node, ast.FunctionDef):
+            yield node.name
+
+
+def test_every_row_of_the_page_on_trust_names_tests_that_exist():
+    lines = (ROOT / "docs" / "trust.md").read_text("utf-8").splitlines()
+    tables = [line for line in lines if line.startswith("| ")]
+    rows = [row for row in tables if not row.endswith((" Tests |", " --- |"))]
+    assert len(rows) > 70
+    for row in rows:
+        *_, last, _ = row.split("|")
+        named = re.findall(r"`([^`]+)`", last)
+        assert named, f"no test in the last column of {row}"
+        for name in named:
+            file, _, test = name.partition("::")
+            assert test in names_in(file), f"{name} does not exist"

@@ -16,6 +16,7 @@ X86 = platform.machine() in ("x86_64", "AMD64")
 ELSEWHERE = {
     "two threads": {"NUMBA_NUM_THREADS": "2"},
     "three threads, workqueue": {"NUMBA_NUM_THREADS": "3", "NUMBA_THREADING_LAYER": "workqueue"},
+    "no SVML": {"NUMBA_DISABLE_INTEL_SVML": "1"},
     "generic": {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""},
 }
 if X86:

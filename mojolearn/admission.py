@@ -110,6 +110,10 @@ def refuse_overflow(which, method):
         )
 
 
+def do_nothing():
+    """What there is to commit without a state."""
+
+
 def settle(commits):
     """Call what writes the states after everything has succeeded: all of it, even if an interrupt comes between.
 

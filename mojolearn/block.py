@@ -10,6 +10,7 @@ from mojolearn.admission import (
     check_finite,
     check_overflow,
     check_positions,
+    do_nothing,
     settle,
 )
 from mojolearn.allocation import allocate
@@ -23,7 +24,7 @@ from mojolearn.pipeline import Pipeline
 from mojolearn.ragged import forward_ragged
 from mojolearn.session import TransformerDecodeSession
 from mojolearn.stepping import step_block
-from mojolearn.threads import run, workers
+from mojolearn.threads import Limit, admit_threads, run, workers
 from mojolearn.weights import admit_weights, infer_sizes
 
 NAME = "TransformerBlock"
@@ -76,6 +77,8 @@ class TransformerBlock:
         Soft ceiling on the scores; factor of the scores (default: 1 / sqrt(head_dim)).
     weight_format : {"float32", "bfloat16", "float16"}
         How matrices are stored; the arithmetic is float32 always, and widening is exact.
+    threads : int, optional
+        Threads of its calls (default: as `mojolearn.set_num_threads` says); no bit depends on it.
 
     Raises
     ------
@@ -105,8 +108,12 @@ class TransformerBlock:
                  rope_scaling=None, rope_dim=None, rope_interleaved=False, max_positions=None, qkv_bias=False,
                  o_bias=False, qkv_clip=None, norm="rmsnorm", norm_eps=1e-6, norm_bias=False, norm_placement="pre",
                  residual="sequential", residual_multiplier=1.0, mlp="swiglu", mlp_bias=False, qk_norm=False,
-                 qk_norm_bias=False, attn_softcap=None, attn_scale=None, weight_format="float32"):  # fmt: skip
-        given = {name: value for name, value in locals().items() if name not in ("self", "weights")}
+                 qk_norm_bias=False, attn_softcap=None, attn_scale=None, weight_format="float32",
+                 threads=None):  # fmt: skip
+        given = {
+            name: value for name, value in locals().items() if name not in ("self", "weights", "threads")
+        }
+        limit = Limit(admit_threads(threads, "threads", NAME))
         d_model, intermediate_size = infer_sizes(weights)
         options = BlockOptions(d_model=d_model, intermediate_size=intermediate_size, **given)
         w = admit_weights(weights, options)
@@ -114,6 +121,7 @@ class TransformerBlock:
         set_once("options", options)
         set_once("_pipeline", Pipeline(w, options))
         set_once("_positions", self._pipeline.exact_positions)
+        set_once("_limit", limit)
 
     def __getattr__(self, name):
         # Every option reads as an attribute of the block. Only called for names that are not found otherwise.
@@ -127,6 +135,11 @@ class TransformerBlock:
 
     def __dir__(self):
         return sorted({*super().__dir__(), *BlockOptions.__dataclass_fields__})
+
+    @property
+    def threads(self):
+        """Number of threads of its calls, or None."""
+        return self._limit.threads
 
     @property
     def nbytes(self):
@@ -163,7 +176,7 @@ class TransformerBlock:
         return self._pipeline.weights()
 
     def __reduce__(self):
-        return _rebuild, (self.weights(), self.options.as_dict())
+        return _rebuild, (self.weights(), self.options.as_dict(), self.threads)
 
     def allocate_state(self, batch_size, max_tokens):
         """A new state of zeros for this block.
@@ -286,11 +299,12 @@ class TransformerBlock:
         --------
         ``with block.decode_session(state) as session: y = session.step(x)``
         """
-        return TransformerDecodeSession(self, state)
+        with self._limit:
+            return TransformerDecodeSession(self, state)
 
     def _call(self, x, state, method):
         """`forward` after its input was admitted."""
-        with Claim([state], method):
+        with self._limit, Claim([state], method):
             y, commit = self._advance(x.reshape(-1), *x.shape[:2], state, method)
             settle([commit])
         return y.reshape(x.shape)
@@ -313,9 +327,8 @@ class TransformerBlock:
             positions = np.tile(np.arange(cached, cached + L), B)
             buffers = (NOTHING, NOTHING) if state is None else (state._k, state._v)
             frequencies = self._pipeline.frequencies(L if state is None else state.max_tokens)
-            y, new_k, new_v = self._outputs(
-                tokens, starts, positions, frequencies, L, cached, buffers, method
-            )
+            y, new_k, new_v = self._outputs(tokens, starts, positions, frequencies, L, cached, buffers,
+                                            method)  # fmt: skip
         if state is None:
             return y, do_nothing
         work = (cached if o.window == 0 else L) * B * o.kv_width
@@ -334,9 +347,5 @@ class TransformerBlock:
         return y, new_k, new_v
 
 
-def do_nothing():
-    """What there is to commit without a state."""
-
-
-def _rebuild(weights, options):
-    return TransformerBlock(weights, **options)
+def _rebuild(weights, options, threads):
+    return TransformerBlock(weights, **options, threads=threads)

@@ -33,9 +33,10 @@ def forward_ragged(block, x, lengths, method):
     starts = np.concatenate([[0], np.cumsum(lengths)])
     positions = np.concatenate([np.arange(n) for n in lengths])
     frequencies = block._pipeline.frequencies(*lengths)
-    y, _, _ = block._outputs(
-        tokens.reshape(-1), starts, positions, frequencies, longest, 0, (NOTHING, NOTHING), method
-    )
+    with block._limit:
+        y, _, _ = block._outputs(
+            tokens.reshape(-1), starts, positions, frequencies, longest, 0, (NOTHING, NOTHING), method
+        )
     out = np.zeros(x.shape, np.float32)
     out[real] = y.reshape(-1, x.shape[2])
     return out

@@ -135,7 +135,7 @@ class TransformerDecodeSession:
     def _call(self, x, method):
         tokens = x.reshape(-1)
         B, L, _ = x.shape
-        with Claim([self._state], method):
+        with self._block._limit, Claim([self._state], method):
             self._check_open(method)  # another thread may have closed it since
             if L == 1:
                 y, commit = self._advance(tokens, B, method)

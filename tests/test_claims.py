@@ -1,6 +1,7 @@
 """One call at a time on a state: a second thread is refused, and what the first does is as if it were alone."""
 
 import contextlib
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from support import bits, elsewhere, make_block, uniform
 
 from mojolearn import CausalLM
+from mojolearn.claims import Claim
 from mojolearn.models import BUILT_IN
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -10,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numba
 import numpy as np
 import pytest
-from support import bits, make_block, uniform
+from support import bits, make_block, make_weights, uniform
 
 import mojolearn
-from mojolearn import CausalLM, threads
+from mojolearn import CausalLM, TransformerBlock, threads
 from mojolearn.models import BUILT_IN
 
 # What every script below begins with: a block whose calls take the parallel twins, and what they should give.
@@ -257,12 +258,37 @@ def test_threads_of_a_model(seen, most):
     assert seen == [] and lm.fingerprint == alone.fingerprint
 
 
+@pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="there is one thread only")
+def test_threads_of_a_block(seen, most, rng):
+    weights, x = make_weights(64, 96, n_heads=4), uniform(rng, (2, 5, 64))
+    many, alone = (TransformerBlock(weights, n_heads=4, threads=n) for n in (2, 1))
+    assert (many.threads, alone.threads, pickle.loads(pickle.dumps(alone)).threads) == (2, 1, 1)
+    assert many.fingerprint == alone.fingerprint and "threads" not in many.options.as_dict()
+    mojolearn.set_num_threads(1)
+
+    def run(block):
+        state = block.allocate_state(2, 8)
+        y = [block(x), block.forward(x, lengths=[3, 5]), block.forward(x, state), block.step(x[:, 0], state)]
+        with block.decode_session(state) as session:
+            y += [session.step(x[:, 1]), session.forward(x[:, 2:3])]
+        return bits(np.concatenate(y, axis=1))
+
+    wanted = run(many)
+    assert set(seen) == {2}
+    seen.clear()
+    mojolearn.set_num_threads(None)
+    np.testing.assert_array_equal(run(alone), wanted)
+    assert seen == []
+
+
 @pytest.mark.parametrize("wrong", [0, -1, 10**6, 1.0, "2", True])
 def test_numbers_of_threads_that_are_refused(wrong):
     with pytest.raises((TypeError, ValueError), match=r"set_num_threads: n must be "):
         mojolearn.set_num_threads(wrong)
     with pytest.raises((TypeError, ValueError), match=r"CausalLM.load: threads must be "):
         CausalLM.load(BUILT_IN, threads=wrong)
+    with pytest.raises((TypeError, ValueError), match=r"TransformerBlock: threads must be "):
+        make_block(threads=wrong)
     assert threads._chosen is None
 
 

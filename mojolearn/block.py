@@ -113,15 +113,14 @@ class TransformerBlock:
         given = {
             name: value for name, value in locals().items() if name not in ("self", "weights", "threads")
         }
-        limit = Limit(admit_threads(threads, "threads", NAME))
+        set_once = partial(object.__setattr__, self)
+        set_once("_limit", Limit(admit_threads(threads, "threads", NAME)))
         d_model, intermediate_size = infer_sizes(weights)
         options = BlockOptions(d_model=d_model, intermediate_size=intermediate_size, **given)
         w = admit_weights(weights, options)
-        set_once = partial(object.__setattr__, self)
         set_once("options", options)
         set_once("_pipeline", Pipeline(w, options))
         set_once("_positions", self._pipeline.exact_positions)
-        set_once("_limit", limit)
 
     def __getattr__(self, name):
         # Every option reads as an attribute of the block. Only called for names that are not found otherwise.

@@ -8,10 +8,8 @@ import numpy as np
 from mojolearn._version import NUMERICS_VERSION
 from mojolearn.weights import widen
 
-ASIDE = {
-    "max_positions",
-    "weight_format",
-}  # options that change no output: a ceiling, and how weights are stored
+# Options that change no output: a ceiling, and how weights are stored.
+ASIDE = {"max_positions", "weight_format"}
 PIECE = 4096  # rows widened at a time
 
 

@@ -129,6 +129,18 @@ def test_other_libraries_read_them(tmp_path):
         } == singles
 
 
+def test_tensors_start_at_multiples_of_their_item_size(tmp_path):
+    """So that whoever maps the file need not copy them."""
+    fields = {f"{dtype}.{i}": np.ones(i, dtype) for i in (1, 3) for dtype in ("u1", "f4", "i8", "f2")}
+    write_fields(tmp_path / "f.safetensors", fields, "Test.save")
+    whole = (tmp_path / "f.safetensors").read_bytes()
+    begin = 8 + int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8:begin])
+    assert begin % 8 == 0 and header.keys() == {"__metadata__", *fields}
+    for name, array in fields.items():
+        assert header[name]["data_offsets"][0] % array.itemsize == 0
+
+
 @suffixes
 def test_files_that_other_libraries_have_written_again(path, suffix):
     if suffix == ".npz":

@@ -7,6 +7,8 @@ ASV     = $(if $(BIN),$(abspath $(BIN)asv),asv)
 THREADS ?= 1
 QUICK   ?= yes
 MINUTES ?= 10
+# Tests of kernels at sizes that plain Python can bear.
+PLAIN   = $(addprefix tests/test_,plain_python.py state.py state_machine.py session.py claims.py options.py)
 PINNED  = NUMBA_NUM_THREADS=$(THREADS) OPENBLAS_NUM_THREADS=$(THREADS) OMP_NUM_THREADS=$(THREADS)
 
 .PHONY: help dev test test-fast test-1t test-soak soak test-arm64 coverage lint format docs examples bench bench-compare bench-publish clean-cache
@@ -36,6 +38,14 @@ soak:  ## ten minutes of everything at once on several threads: constant memory,
 
 test-arm64:  ## the same bits on 64-bit Arm, emulated: golden cases and a hash of random ones (Debian only)
 	PYTHON=$(BIN)python tests/arm64.sh test
+
+coverage:  ## lines of the package that tests run, those of kernels as plain Python; under 95 per cent is an error
+	rm -f .coverage .coverage.*
+	NUMBA_DISABLE_JIT=1 HYPOTHESIS_PROFILE=plain $(BIN)python -m coverage run -m pytest -q $(PLAIN)
+	cache=$$(mktemp -d) && trap 'rm -rf "$$cache"' EXIT && \
+	  NUMBA_CACHE_DIR=$$cache HYPOTHESIS_PROFILE=plain $(BIN)python -m coverage run -m pytest -q -m "not long and not soak"
+	$(BIN)python -m coverage combine -q
+	$(BIN)python -m coverage report
 
 lint:  ## style, spelling and the form of docstrings
 	$(BIN)ruff check .

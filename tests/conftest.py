@@ -11,6 +11,9 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, print_blob=True)
 settings.register_profile("soak", settings.get_profile("dev"), max_examples=2000)
+settings.register_profile(
+    "plain", settings.get_profile("ci"), max_examples=5
+)  # kernels as plain Python are slow
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
 
 

@@ -9,6 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import bits, make_block, uniform
+from toy_models import write_model
+
+from mojolearn import CausalLM, threads
+from mojolearn.log_softmax import log_softmax
+from mojolearn.models.head import Head
 
 HERE = Path(__file__).parent
 BLOCKS = {
@@ -53,6 +58,38 @@ def outputs():
         y = np.concatenate(y, axis=1)
         digest = hashlib.sha256(bits(y).tobytes() + state.keys().tobytes() + state.values().tobytes())
         yield f"{name} {digest.hexdigest()}"
+
+
+def every_kind(folder):
+    """Bits of what the blocks above leave out: long sums and rows, far positions, many slots, a model."""
+    rng = np.random.default_rng(2)
+    for options in ({"head_dim": 130, "window": 20}, {"mlp": "geglu", "weight_format": "float16"}):
+        block = make_block(d_model=140, intermediate=70, n_heads=2, n_kv_heads=1, **options)
+        x = uniform(rng, (2, 21, 140))
+        state = block.allocate_state(2, 2**20 if block.window else 24)
+        if block.window:
+            state.cached_tokens = 10**6  # a ring of zeros may begin anywhere
+        yield bits(block.forward(x[:, :19], state))
+        with block.decode_session(state) as session:
+            yield from (bits(session.step(x[:, t])) for t in (19, 20))
+        block.decode_session(state).discard()
+        yield bits(block.forward(x[:, :3], lengths=[1, 3]))
+    lm = CausalLM.load(write_model(folder / "model"))
+    yield bits(lm.forward([[1, 2, 3], [4, 5, 6]]))
+    yield bits(Head(uniform(rng, (20, 8)), softcap=3.0)(uniform(rng, (3, 8))))
+    yield bits(log_softmax(uniform(rng, (3, 2100)), "every_kind"))
+    stream = lm.stream([[1, 2], [3]], 4, greedy=False, seed=1, logprobs=1)
+    yield np.stack(list(stream))
+
+
+def test_both_twins(tmp_path):
+    """The serial twin of each kernel and then the parallel one: what comes out has the bits of the serial one alone."""
+    wanted, hashes = list(every_kind(tmp_path)), list(outputs())
+    with threads.both_twins():
+        results = list(every_kind(tmp_path))
+        assert list(outputs()) == hashes
+    for got, want in zip(results, wanted, strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.long

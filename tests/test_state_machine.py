@@ -243,4 +243,6 @@ class StateMachine(RuleBasedStateMachine):
 
 
 TestState = pytest.mark.long(StateMachine.TestCase)
-TestState.settings = settings(max_examples=300, stateful_step_count=60)
+TestState.settings = settings(
+    max_examples=min(300, 3 * settings.default.max_examples), stateful_step_count=60
+)

@@ -70,7 +70,7 @@ def versions():
         "numba": f"{numba.__version__} (llvmlite {llvmlite.__version__})",
         "numpy": np.__version__,
         "processor": f"{_jit.CPU_NAME}, {_jit.LANES} lanes of float32",
-        "threads": f"{threads.get_num_threads()} of {numba.config.NUMBA_NUM_THREADS}",
+        "threads": f"{threads.get_num_threads()} of {threads.NUM_THREADS}",
         "compile cache": str(_jit.CACHE_FOLDER or "off"),
     }
 

@@ -205,8 +205,8 @@ def seen(monkeypatch):
 
         return run(serial, watched, n_workers, *rest)
 
-    for module in list(sys.modules.values()):
-        if getattr(module, "run", None) is run and module.__name__.startswith("mojolearn."):
+    for name, module in list(sys.modules.items()):
+        if name.startswith("mojolearn.") and getattr(module, "run", None) is run:
             monkeypatch.setattr(module, "run", spy)
     return found
 

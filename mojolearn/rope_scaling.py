@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mojolearn.scalars import admit_integer, admit_positive, admit_switch, did_you_mean, shown
+from mojolearn.scalars import admit_integer, admit_positive, admit_switch, brief, did_you_mean, shown
 
 ORIGINAL = "original_max_position_embeddings"
 
@@ -73,7 +73,7 @@ def admit_rope_scaling(given, name, method):
         if key not in keys:
             known = ", ".join(map(repr, keys)) or "none"
             raise ValueError(
-                f"{method}: {name} has the unknown key {key!r} = {shown(value)}{did_you_mean(key, keys)}; "
+                f"{method}: {name} has the unknown key {brief(key)} = {shown(value)}{did_you_mean(key, keys)}; "
                 f"keys of the type {rope_type!r} besides the type: {known}"
             )
     admitted = {"type": rope_type}
@@ -99,7 +99,7 @@ def _take_type(entries, given, name, method):
     rope_type = spellings[0]
     if rope_type != spellings[-1]:
         raise ValueError(
-            f'{method}: {name} has "type" {rope_type!r} but "rope_type" {spellings[-1]!r}; these are two '
+            f'{method}: {name} has "type" {brief(rope_type)} but "rope_type" {brief(spellings[-1])}; these are two '
             "spellings of one key, give one of them"
         )
     if not isinstance(rope_type, str) or rope_type not in SCALINGS:

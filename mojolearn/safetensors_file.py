@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mojolearn.files import admit_file
-from mojolearn.scalars import LARGEST, counted, named, shown
+from mojolearn.scalars import LARGEST, brief, counted, named, shown
 from mojolearn.strict_json import parse_json
 
 LONGEST_HEADER = 100_000_000  # bytes, as in the library safetensors
@@ -117,9 +117,7 @@ class SafetensorsFile:
         if len(shape) > MOST_DIMENSIONS:
             raise ValueError(f"{where} has {len(shape)} dimensions; wanted at most {MOST_DIMENSIONS}")
         if len(offsets) != 2 or offsets[1] - offsets[0] != math.prod(shape) * ITEMSIZE[dtype]:
-            wanted = (
-                f"{counted(math.prod(shape) * ITEMSIZE[dtype], 'byte')} for {dtype} of shape {tuple(shape)}"
-            )
+            wanted = f"{brief(math.prod(shape) * ITEMSIZE[dtype])} bytes for {dtype} of shape {brief(tuple(shape))}"
             raise ValueError(f"{where} has data_offsets {shown(offsets)}; wanted {wanted}")
         return Entry(dtype, tuple(shape), *offsets)
 

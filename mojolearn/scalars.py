@@ -16,9 +16,29 @@ LARGEST = 2**63 - 1  # what a 64-bit integer holds
 
 def shown(value):
     """Write a value for a sentence: its ``repr``, cut short when long, and its type."""
-    text = repr(value).replace("\n", "")  # of arrays
-    text = text if len(text) <= 80 else text[:77] + "..."
-    return text if value is None else f"{text} ({kind(value)})"
+    return brief(value) if value is None else f"{brief(value)} ({kind(value)})"
+
+
+def brief(value):
+    """Write a value for a sentence: its ``repr``, cut short when long."""
+    try:
+        text = repr(value).replace("\n", "")  # of arrays
+    except (ValueError, RecursionError):  # Python writes no integer of thousands of digits
+        return "a very long integer" if isinstance(value, int) else "what is too large to be shown"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def reason(error):
+    """Write what another library, or a template, gives as the reason of an error: in one line that is not too long."""
+    words = " ".join(str(error).split()) or type(error).__name__
+    text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in words[:401])
+    return text if len(text) <= 400 else text[:397] + "..."
+
+
+def some(names):
+    """List the first few of some names that came out of files."""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(named(name) for name in names[:5]) + more
 
 
 def kind(value):
@@ -41,7 +61,7 @@ def did_you_mean(name, choices):
 
     For names only: of the values of an option a similar one can mean something quite different.
     """
-    close = difflib.get_close_matches(str(name), list(choices), n=1)
+    close = difflib.get_close_matches(str(name)[:80], list(choices), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
@@ -85,7 +105,7 @@ def admit_integer(value, name, method, minimum=None, maximum=None):
     if not low <= number <= high:
         too_small = number < low and minimum is not None
         wanted = f"at least {low}" if too_small and maximum is None else f"from {low} to {high}"
-        raise ValueError(f"{method}: {name} must be {wanted}, not {number}")
+        raise ValueError(f"{method}: {name} must be {wanted}, not {brief(number)}")
     return number
 
 
@@ -140,7 +160,7 @@ def admit_choice(value, name, method, choices):
     if not isinstance(value, str):
         raise TypeError(f"{method}: {name} must be one of {allowed}, not {shown(value)}")
     if value not in choices:
-        raise ValueError(f"{method}: {name} must be one of {allowed}, not {value!r}")
+        raise ValueError(f"{method}: {name} must be one of {allowed}, not {brief(value)}")
     return str(value)
 
 
@@ -152,5 +172,5 @@ def admit_switch_or_choice(value, name, method, choices):
     if not isinstance(value, str):
         raise TypeError(f"{method}: {name} must be one of {allowed}, not {shown(value)}")
     if value not in choices:
-        raise ValueError(f"{method}: {name} must be one of {allowed}, not {value!r}")
+        raise ValueError(f"{method}: {name} must be one of {allowed}, not {brief(value)}")
     return str(value)

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
-from mojolearn.models import BUILT_IN, sandbox
+from mojolearn.models import BUILT_IN, meter, sandbox
 from mojolearn.models.tokenizer import Tokenizer
 
 CHATML = (
@@ -276,7 +276,7 @@ def test_kept_on_a_leash(kind, template):
 
 def test_memory_is_watched(monkeypatch):
     """Sixteen million characters at a time, in a loop: each piece alone is allowed."""
-    monkeypatch.setattr(sandbox, "MOST_GROWTH", -(1 << 40))
+    monkeypatch.setattr(meter, "MOST_GROWTH", -(1 << 40))
     with pytest.raises(ValueError, match=r"the chat template was stopped: it takes more than .* of memory"):
         with_template("{% for i in range(9) %}{% endfor %}")
 

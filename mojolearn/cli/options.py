@@ -61,14 +61,18 @@ def add_choice(parser):
 def check(arguments):
     """Judge the options by themselves, in the words of the command line; sets the number of threads."""
     given = {name: getattr(arguments, name, None) for name in NUMBERS}
+    greedy = "--greedy" if getattr(arguments, "greedy", False) else None
+    if given["temperature"] == 0:  # another way to say so
+        greedy, given["temperature"] = greedy or "--temperature 0", None
+        arguments.greedy, arguments.temperature = True, None
     if arguments.model == "":
         raise UsageError("--model must name a checkpoint, but it is empty")
     for name, (allowed, wanted) in NUMBERS.items():
         value = given[name]
         if value is not None and not allowed(value):
             raise UsageError(f"{flag(name)} must be {wanted}, not {value}")
-        if getattr(arguments, "greedy", False) and value is not None and name in (*SAMPLING, "seed"):
-            raise UsageError(f"{flag(name)} has no effect with --greedy; leave out one of the two")
+        if greedy and value is not None and name in (*SAMPLING, "seed"):
+            raise UsageError(f"{flag(name)} has no effect with {greedy}; leave out one of the two")
     if "" in (getattr(arguments, "stop", None) or []):
         raise UsageError("--stop must name a text, but it is empty")
     if given["threads"] is not None:
@@ -107,7 +111,8 @@ def read_text(given, what):
             given = sys.stdin.read().removesuffix("\n")
         given.encode()
     except UnicodeError:
-        raise UsageError(f"{what} must be text in the encoding of the terminal, usually UTF-8") from None
+        encoding = sys.getfilesystemencoding()
+        raise UsageError(f"{what} must be text, but it holds bytes that are not {encoding.upper()}") from None
     return given
 
 

@@ -39,7 +39,8 @@ def run(command, argv):
         return _complain("the standard output is closed", FAILED)
     try:
         status = command.run(command.parser().parse_args(argv))
-        sys.stdout.flush()
+        with _output():
+            sys.stdout.flush()
         return status or 0
     except BrokenPipeError:
         _drop_output()
@@ -83,6 +84,17 @@ def _flushed(status):
     return status
 
 
+@contextlib.contextmanager
+def _output():
+    """Inside, a disk that is full or gone is said in a sentence."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OSError(f"the standard output cannot be written ({error.strerror or error})") from None
+
+
 def _drop_output():
     """Lead the output nowhere, or Python's own flush at exit fails again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -98,8 +110,9 @@ def say(line):
 def write(text):
     """Write a part of the results, to be seen at once."""
     if text:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        with _output():
+            sys.stdout.write(text)
+            sys.stdout.flush()
 
 
 def bear_any_text():

@@ -37,7 +37,12 @@ def run(arguments):
         if sys.stdin is None:
             raise options.UsageError("the text is to come from the standard input, which is closed")
         return _score(arguments, getattr(sys.stdin, "buffer", sys.stdin))  # a text in its place has none
-    with open(arguments.file, "rb") as file:
+    try:
+        file = open(arguments.file, "rb")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ValueError(f"the text {arguments.file} cannot be read ({why})") from None
+    with file:
         return _score(arguments, file)
 
 

@@ -2,15 +2,17 @@
 
 import numbers
 import os
+import re
 from collections.abc import Mapping
 
 from mojolearn.files import admit_file
-from mojolearn.scalars import did_you_mean, kind, shown
+from mojolearn.scalars import brief, did_you_mean, kind, reason, shown
 
 FILE = "chat_template.jinja"
 FOLDER = "additional_chat_templates"
 DEFAULT, WITH_TOOLS = "default", "tool_use"
 DEEPEST = 50  # levels of lists and dicts in a message
+HALF = re.compile("[\ud800-\udfff]")
 
 
 def read_templates(folder, settings, settings_path, caller):
@@ -59,7 +61,7 @@ def parse_templates(value, where):
         if not isinstance(name, str) or not isinstance(text, str):
             raise ValueError(f"{where}[{i}] must have a name and a template, both texts, not {shown(entry)}")
         if name in templates:
-            raise ValueError(f"{where}: there are two templates called {name!r}")
+            raise ValueError(f"{where}: there are two templates called {brief(name)}")
         templates[name] = text
     return templates
 
@@ -95,12 +97,12 @@ def choose_template(templates, asked, with_tools, method):
         raise TypeError(f"{method}: template must be a name or a template, not {kind(asked)}")
     if asked in templates:
         return templates[asked]
-    names = ", ".join(map(repr, templates))
+    names = ", ".join(map(brief, list(templates)[:9]))
     if asked is not None:
         if "{" in asked:
             return asked
         raise ValueError(
-            f"{method}: template {asked!r} is neither a name nor a template{did_you_mean(asked, templates)}; "
+            f"{method}: template {brief(asked)} is neither a name nor a template{did_you_mean(asked, templates)}; "
             f"the tokenizer has {names or 'none'}"
         )
     if not templates:
@@ -123,17 +125,24 @@ def render_template(source, variables, method):
             f"{method}: the package jinja2 is not installed; `pip install jinja2` does it"
         ) from None
     try:
-        return sandbox.render(source, variables)
+        text = sandbox.render(source, variables)
     except sandbox.Stopped as error:
-        raise ValueError(f"{method}: the chat template was stopped: {error}") from error
+        raise ValueError(f"{method}: the chat template was stopped: {reason(error)}") from error
     except sandbox.jinja2.exceptions.SecurityError as error:
-        raise ValueError(f"{method}: the chat template was stopped: SecurityError: {error}") from error
+        raise ValueError(
+            f"{method}: the chat template was stopped: SecurityError: {reason(error)}"
+        ) from error
     except sandbox.jinja2.TemplateSyntaxError as error:
-        raise ValueError(f"{method}: the chat template is malformed: line {error.lineno}: {error}") from error
+        fault = f"line {error.lineno}: {reason(error.message or error)}"
+        raise ValueError(f"{method}: the chat template is malformed: {fault}") from error
     except sandbox.jinja2.TemplateError as error:
-        raise ValueError(f"{method}: the chat template refuses the messages: {error}") from error
+        raise ValueError(f"{method}: the chat template refuses the messages: {reason(error)}") from error
     except Exception as error:  # a template can fail in every way that a program can
-        raise ValueError(f"{method}: the chat template failed: {type(error).__name__}: {error}") from error
+        fault = f"{type(error).__name__}: {reason(error)}"
+        raise ValueError(f"{method}: the chat template failed: {fault}") from error
+    if HALF.search(text):
+        raise ValueError(f"{method}: the chat template failed: it writes half a surrogate pair")
+    return text
 
 
 def admit_messages(messages, method):

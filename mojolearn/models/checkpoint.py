@@ -12,11 +12,12 @@ import numpy as np
 from mojolearn import safetensors_file
 from mojolearn.models.strict_json import read_json
 from mojolearn.safetensors_file import SafetensorsFile
-from mojolearn.scalars import counted, shown
+from mojolearn.scalars import brief, counted, named, shown, some
 
 CALLER = "CausalLM.load"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+LONGEST_FILE_NAME = 255  # bytes
 DTYPES = {name: safetensors_file.DTYPES[name] for name in ("F32", "F16", "BF16")}  # of weights
 
 
@@ -27,7 +28,7 @@ class Checkpoint:
     ----------
     folder : str or path
         Holds ``model.safetensors``, or the shards that ``model.safetensors.index.json`` lists. Other
-        ``.safetensors`` files in it are not looked at.
+        ``.safetensors`` files in it are not looked at, nor is an index beside the single file.
 
     Raises
     ------
@@ -57,7 +58,7 @@ class Checkpoint:
             if names is not None and names != set(shard.entries):
                 name = min(names ^ set(shard.entries))
                 says, has = ("lists", "lacks") if name in names else ("does not list", "holds")
-                raise ValueError(f"{self.where}: {INDEX} {says} {name} in {file}, which {has} it")
+                raise ValueError(f"{self.where}: {INDEX} {says} {named(name)} in {file}, which {has} it")
             self._left.update((name, (shard, entry)) for name, entry in shard.entries.items())
 
     def __contains__(self, name):
@@ -98,11 +99,13 @@ class Checkpoint:
 
     def _cross_off(self, name, shape):
         if name not in self._left:
-            raise ValueError(f"{self.where}: the tensor {name} is missing; wanted one of shape {shape}")
+            raise ValueError(
+                f"{self.where}: the tensor {named(name)} is missing; wanted one of shape {shape}"
+            )
         shard, entry = self._left.pop(name)
-        where = f"{CALLER}: {shard.path}: {name}"
+        where = f"{CALLER}: {shard.path}: {named(name)}"
         if entry.shape != shape:
-            raise ValueError(f"{where} has shape {entry.shape}; wanted {shape}")
+            raise ValueError(f"{where} has shape {brief(entry.shape)}; wanted {shape}")
         if entry.dtype not in DTYPES:
             raise ValueError(f"{where} has dtype {entry.dtype}; wanted one of {', '.join(DTYPES)}")
         return shard, entry
@@ -122,10 +125,6 @@ class Checkpoint:
             )
 
 
-def some(names):
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
 def _shards(path):
     """Read an index: file name -> the set of tensor names that should be in it."""
     where = f"{CALLER}: {path}"
@@ -134,8 +133,11 @@ def _shards(path):
         raise ValueError(f"{where}: weight_map = {shown(table)}; wanted a table from tensor to file")
     shards = {}
     for name, file in table.items():
-        plain = isinstance(file, str) and file.strip(".") and not set(file) & set("/\\:\0")
+        plain = isinstance(file, str) and file.strip(".") and not set(file) & set("/\\:")
+        plain = plain and file.isprintable() and len(file.encode()) <= LONGEST_FILE_NAME
         if not plain:
-            raise ValueError(f"{where}: {name} is placed in {shown(file)}; wanted a file in the same folder")
+            raise ValueError(
+                f"{where}: {named(name)} is placed in {shown(file)}; wanted a file in the same folder"
+            )
         shards.setdefault(file, set()).add(name)
     return shards

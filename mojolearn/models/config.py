@@ -23,7 +23,7 @@ from mojolearn.models.sampling import OPTIONS, Sampling
 from mojolearn.models.strict_json import Fields, read_json
 from mojolearn.models.text_part import text_part
 from mojolearn.options import BlockOptions
-from mojolearn.scalars import shown
+from mojolearn.scalars import named, shown
 
 CALLER = "CausalLM.load"
 
@@ -167,7 +167,7 @@ def parse_config(raw, where):
     )
     if positions is None and "position_offset" in family.model:
         raise fields.wrong(
-            fields.spelt("max_position_embeddings")[0], None, "an integer: positions are learned"
+            fields.spelt("max_position_embeddings")[0], None, "an integer", "positions are learned"
         )
     n_layers = fields.integer("num_hidden_layers", defaults["num_hidden_layers"], maximum=10_000)
     windows, turned = read_layer_types(fields, family, defaults["sliding_window"], n_layers)
@@ -182,7 +182,7 @@ def parse_config(raw, where):
     mlp = {"mlp": fields.choice("hidden_act", defaults["hidden_act"], family.activations)}
     block = {**heads, **norm, **mlp, **options}
     inner = fields.integer("intermediate_size", defaults["intermediate_size"] or 4 * d_model)
-    bos = _in_vocabulary(fields.ids("bos_token_id"), vocab_size)
+    bos = fields.integer("bos_token_id", None, minimum=0)
     by_layer = model.pop("scale_by_layer", False)
     if not model.pop("final_norm", True):
         norm["norm"] = None
@@ -196,7 +196,7 @@ def parse_config(raw, where):
         plain_norms=plain_norms,
         tie_word_embeddings=fields.boolean("tie_word_embeddings", defaults["tie_word_embeddings"]),
         max_position_embeddings=_longest(positions, rope),
-        bos_token_id=bos[0] if bos else None,
+        bos_token_id=bos if bos is not None and bos < vocab_size else None,
         eos_token_ids=_in_vocabulary(fields.ids("eos_token_id"), vocab_size),
         layers=tuple(
             _layer(
@@ -314,6 +314,9 @@ def _longest(positions, rope):
 
 
 def _refuse_the_rest(fields, family, model_type):
+    for name in ("dtype", "torch_dtype"):  # the tensors themselves say how they are stored
+        if not isinstance(fields.left.get(name), (str, type(None))):
+            raise fields.wrong(name, fields.left[name], 'the name of a type, such as "float32"')
     for name, value in fields.left.items():
         if value is None or name in HARMLESS or name in family.ignored:
             continue
@@ -326,6 +329,6 @@ def _refuse_the_rest(fields, family, model_type):
         if not any(type(value) is type(v) and value == v for v in allowed):
             wanted = "".join(f"{json.dumps(v)} or " for v in allowed)
             raise ValueError(
-                f"{fields.where}: {name} = {shown(value)} is not honoured for {model_type}; wanted is "
+                f"{fields.where}: {named(name)} = {shown(value)} is not honoured for {model_type}; wanted is "
                 f"{wanted}no such field"
             )

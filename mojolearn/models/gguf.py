@@ -10,12 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mojolearn.models.checkpoint import some
 from mojolearn.models.gguf_config import raw_config
 from mojolearn.models.gguf_file import GGUFFile
 from mojolearn.models.gguf_quants import PLAIN, check_readable, decode
 from mojolearn.models.gguf_rows import by_head, minus_one, unpermute
-from mojolearn.scalars import counted, shown
+from mojolearn.scalars import counted, named, shown, some
 from mojolearn.weights import widen
 
 CALLER = "CausalLM.load"
@@ -64,7 +63,7 @@ class GGUFCheckpoint:
             for name, tensor in file.tensors.items():
                 if name in self._stored:
                     other = self._stored[name][0].path
-                    raise ValueError(f"{file.where}: the tensor {name} is in {other} too")
+                    raise ValueError(f"{file.where}: the tensor {named(name)} is in {other} too")
                 self._stored[name] = (file, tensor)
         used = set()
         self.raw_config, self._row = raw_config(

@@ -14,7 +14,7 @@ import numpy as np
 
 from mojolearn.files import admit_file
 from mojolearn.models.gguf_quants import OTHER_TYPES, TYPES
-from mojolearn.scalars import counted
+from mojolearn.scalars import counted, shown
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -268,7 +268,8 @@ class _Reader:
         self.at += length
         if self.at > len(self._file.map):
             raise ValueError(
-                f"{self._file.where} is cut short, or no GGUF file: {what} ends after the file does"
+                f"{self._file.where} is cut short or damaged: {what} ends at byte {self.at}, but the file has "
+                f"{len(self._file.map)}"
             )
 
     def number(self, letter, what="the header"):
@@ -290,7 +291,7 @@ class _Reader:
         name = self.text(what)
         if not name or not name.isprintable():
             raise ValueError(
-                f"{self._file.where}: {what} is {name!r}; wanted are one or more printable characters"
+                f"{self._file.where}: {what} is {shown(name)}; wanted are one or more printable characters"
             )
         return name
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mojolearn.models.foreign import in_words
 from mojolearn.models.gguf import open_parts
 from mojolearn.models.gguf_file import Strings
 from mojolearn.models.gguf_pretokenizers import PRE_TOKENIZERS
@@ -44,6 +45,7 @@ HARMLESS = frozenset(
 LONGEST_PIECE = 256  # characters; longer ones, which nobody has, are never put together
 NAMED = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "mask": "mask"}
 TEMPLATE = "tokenizer.chat_template"
+UNUSABLE = "holds no tokenizer that works"
 
 
 def load_tokenizer(path, caller):
@@ -80,17 +82,13 @@ def load_tokenizer(path, caller):
     if not isinstance(model, str) or model not in makers:
         raise ValueError(f"{where}: {OWN}model must be one of {', '.join(makers)}, not {shown(model)}")
     bos, eos = (special_id(metadata, kind, where) for kind in ("bos", "eos"))
-    try:
-        backend, add_bos = makers[model](metadata, tokens, types, where)
+    backend, add_bos = makers[model](metadata, tokens, types, where)
+    add_bos = _wanted(metadata, "bos", add_bos, bos, where)
+    add_eos = _wanted(metadata, "eos", False, eos, where)
+    with in_words(f"{where} {UNUSABLE}"):
         _add_special(backend, metadata, tokens, types)
-        add_bos = _wanted(metadata, "bos", add_bos, bos, where)
-        add_eos = _wanted(metadata, "eos", False, eos, where)
         if add_eos:
             _end_with(backend, tokens[eos], eos)
-    except Exception as error:  # the library raises plain Exception
-        if isinstance(error, ValueError) and str(error).startswith(where):
-            raise
-        raise ValueError(f"{where} holds no tokenizer that works ({' '.join(str(error).split())})") from None
     named = {f"{kind}_token": special_id(metadata, name, where) for kind, name in NAMED.items()}
     return backend, {
         "bos_token_id": bos,
@@ -183,7 +181,8 @@ def _byte_pairs(metadata, tokens, types, where):
             )
         merges.append((line[:at], line[at + 1 :]))
     vocabulary = {text: i for i, text in enumerate(tokens)}
-    backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre.whole_words))
+    with in_words(f"{where} {UNUSABLE}"):
+        backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=pre.whole_words))
     if pre.nfc:
         backend.normalizer = normalizers.NFC()
     cuts = [pre_tokenizers.Split(Regex(expression), "isolated") for expression in pre.expressions]
@@ -203,15 +202,12 @@ def _pieces(metadata, tokens, types, where):
     vocabulary = {text: i for i, text in enumerate(tokens)}
     special = {tokens[i] for i in np.flatnonzero((types == CONTROL) | (types == UNKNOWN) | (types == BYTE))}
     unknown = special_id(metadata, "unknown", where)
-    backend = Tokenizer(
-        models.BPE(
-            vocabulary,
-            _merges(vocabulary, scores, special),
-            unk_token=None if unknown is None else tokens[unknown],
-            fuse_unk=True,
-            byte_fallback=True,
+    merges = _merges(vocabulary, scores, special)
+    with in_words(f"{where} {UNUSABLE}"):
+        unk_token = None if unknown is None else tokens[unknown]
+        backend = Tokenizer(
+            models.BPE(vocabulary, merges, unk_token=unk_token, fuse_unk=True, byte_fallback=True)
         )
-    )
     prefix = _flag(metadata, "add_space_prefix", True, where)
     spaces = normalizers.Replace(" ", SPACE)
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces]) if prefix else spaces

@@ -38,7 +38,7 @@ def read_layer_types(fields, family, default_window, n_layers):
     kinds = _by_rule(fields, family.windows, window, n_layers, turned)
     kinds = _by_list(fields, family.windows, window, kinds)
     if SLIDING in kinds and not window:
-        raise fields.wrong("sliding_window", None, "an integer: layers of this family have a window")
+        raise fields.wrong("sliding_window", None, "an integer", "layers of this family have a window")
     windows = [window if kind == SLIDING else 0 for kind in kinds]
     if turned is None:
         every = not family.rotary or family.rotary.layers == "all"

@@ -70,7 +70,9 @@ def _flat(fields, rotary, defaults):
     for name, entries in given.items():
         for kind in (FULL, SLIDING):
             if entries and isinstance(entries.get(kind), dict):
-                raise fields.wrong(f"{name}.{kind}", entries[kind], "absent: all layers turn in the same way")
+                raise fields.wrong(
+                    f"{name}.{kind}", entries[kind], "absent", "all layers turn in the same way"
+                )
     merged = {}
     for key, default in (("rope_theta", defaults["rope_theta"]), ("partial_rotary_factor", rotary.partial)):
         found = {fields.spelt(key)[0]: fields.number(key, None)}
@@ -108,7 +110,7 @@ def _by_layer_type(fields, rotary, defaults):
         theta = agreed({n: v for n, v in found.items() if v is not None}, default, fields.where)
         for n, entries in given.items():
             if entries.get("truncate") is False:
-                raise fields.wrong(f"{n}.truncate", False, "absent: in this place nobody reads it")
+                raise fields.wrong(f"{n}.truncate", False, "absent", "in this place nobody reads it")
         types = {n: _spelt_type(entries, fields, n) for n, entries in given.items()}
         merged = {"rope_theta": theta, **agreed(types, {"rope_type": "default"}, fields.where)}
         gathered[kind] = Fields(merged, f"{fields.where}: {next(iter(types), where)}")
@@ -133,7 +135,7 @@ def _options(inside, rotary, head_dim, max_positions, original):
     """Turn the gathered fields of one rotation into options of a block."""
     partial = inside.number("partial_rotary_factor", rotary.partial or 1.0)
     if rotary.partial is None and partial != 1:
-        raise inside.wrong("partial_rotary_factor", partial, "1: this family turns whole heads")
+        raise inside.wrong("partial_rotary_factor", partial, "1", "this family turns whole heads")
     rope_dim = int(head_dim * partial)
     if rope_dim % 2 or not 0 < rope_dim <= head_dim:
         raise inside.wrong(

@@ -98,6 +98,10 @@ class Sampling:
             If the logits hold NaN or +inf, or nothing but -inf.
         """
         best = int(np.argmax(logits))  # the first of the largest; a NaN comes before all
+        if logits[best] == -math.inf:
+            raise ValueError(
+                f"{self.method}: no token is left to choose: all logits are -inf, by logit_bias or a logits_processor"
+            )
         if not math.isfinite(logits[best]):
             raise ValueError(
                 f"{self.method}: the largest logit must be finite, but that of token {best} is {logits[best]}"

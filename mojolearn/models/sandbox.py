@@ -1,41 +1,42 @@
 """Running a chat template, which is a program that came with a checkpoint, under guard.
 
 Jinja's immutable sandbox keeps a template away from Python's insides and from the messages. Here it is also stopped
-when it does not come to an end or makes too much: every line it runs is counted, sizes are checked where a few
-characters of template could ask for gigabytes, and the growth of the process is watched. That bounds accidents and
-simple attacks; whoever must run templates of an enemy gives them a process with limits of its own. Jinja is imported
-with this file, so import this file late.
+when it does not come to an end or makes too much: a `Meter` counts every line it runs, and every operation that could
+make much of little is looked at before it is done. That bounds accidents and attacks that are known; whoever must run
+templates of an enemy gives them a process with limits of its own. Jinja is imported with this file, so import this
+file late.
 """
 
 import json
 import re
-import sys
 from datetime import datetime
 from functools import lru_cache
+from string import Formatter
 
 import jinja2
 from jinja2 import nodes
+from jinja2.compiler import CodeGenerator
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-try:
-    import resource
-except ImportError:  # Windows: the growth of the process is not watched
-    resource = None
+from mojolearn.models.meter import (
+    Meter,
+    Stopped,
+    check,
+    check_bits,
+    check_size,
+    check_width,
+    measure,
+)
 
-MOST_STEPS = 500_000  # lines of a template that are run; a long conversation takes some thousands
-LONGEST = 1 << 24  # characters of a text, entries of a list
-MOST_GROWTH = 1 << 30  # bytes by which the memory of the process may exceed what it ever was
-WIDEST = 10_000  # columns that a text can be padded to, bits of a number
-FILE_NAME = "<template>"  # that of the code Jinja makes
+PADDING = {"center", "ljust", "rjust", "zfill"}
+NUMBER = re.compile(r"\d+")
+FIELD = re.compile(r"%(?:\([^)]*\))?[-#0 +]*(\*|\d+)?(?:\.(\*|\d+))?")
 
-PADDING = {"center", "ljust", "rjust", "zfill", "expandtabs"}
-WIDTH = re.compile(r"\d{5}")  # in a format such as "%99999d"
-
-
-class Stopped(jinja2.TemplateError):
-    """A template asked for more than it may."""
+# Filters and methods that templates of models do not use: they draw at random, or take longer than the text is long.
+WITHOUT = ("pprint", "random", "striptags", "urlize", "wordwrap")
+SLOW_METHODS = ("striptags", "unescape")  # of texts that a filter has marked as safe
 
 
 def render(source, variables):
@@ -65,74 +66,23 @@ def render(source, variables):
     'user: Hello\\n'
     """
     template = _compiled(source)
-    steps = _Steps()
-    pieces, length, before = [], 0, sys.gettrace()
-    sys.settrace(steps.enter)
-    try:
+    pieces, length = [], 0
+    with Meter():
         for piece in template.generate(variables):
             length += len(piece)
-            _check_size(length)
+            check_size(length)
             pieces.append(piece)
-    finally:
-        sys.settrace(before)
     return "".join(pieces)
 
 
-class _Steps:
-    """Counts the lines that a template runs: an endless loop ends at the same place on every machine."""
-
-    def __init__(self):
-        self.left = MOST_STEPS
-        self.largest = _peak_memory() + MOST_GROWTH
-
-    def enter(self, frame, event, argument):
-        """Called by Python for each function that is entered."""
-        self._count()
-        return self.line if frame.f_code.co_filename == FILE_NAME else None
-
-    def line(self, frame, event, argument):
-        """Called by Python for each line of the template."""
-        self._count()
-        for value in frame.f_locals.values():
-            if isinstance(value, (str, list, tuple, dict)):
-                _check_size(len(value))
-        if _peak_memory() > self.largest:
-            raise Stopped(f"it takes more than {MOST_GROWTH >> 20} MiB of memory")
-        return self.line
-
-    def _count(self):
-        self.left -= 1
-        if self.left < 0:
-            raise Stopped(f"it does not end within {MOST_STEPS} steps")
-
-
-def _peak_memory():
-    """Bytes that the process held at its largest."""
-    if resource is None:
-        return 0
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _check_size(size):
-    if size > LONGEST:
-        raise Stopped(f"it makes a text or list of more than {LONGEST} characters or entries")
-
-
-def _check_width(width):
-    if isinstance(width, int) and width > WIDEST:
-        raise Stopped(f"it pads a text to {width} columns; at most {WIDEST} are allowed")
-
-
-def _check_format(text):
-    if isinstance(text, str) and WIDTH.search(text):
-        raise Stopped(f"it pads a text to more than {WIDEST} columns")
-
-
 def _join(texts):
-    texts = list(texts)
-    _check_size(sum(len(text) for text in texts if isinstance(text, str)))
-    return "".join(texts)
+    """Put texts together, whose sizes are counted as they come."""
+    pieces, length = [], 0
+    for text in texts:
+        length += len(text)
+        check_size(length)
+        pieces.append(text)
+    return "".join(pieces)
 
 
 class _Generation(Extension):
@@ -155,93 +105,193 @@ class _Namespace(Namespace):
     def __setitem__(self, name, value):
         if str(name).startswith("_"):
             raise jinja2.exceptions.SecurityError(f"a namespace has no attribute {name!r}")
-        if isinstance(value, (str, list, tuple, dict)):
-            _check_size(len(value))
-        super().__setitem__(name, value)
+        super().__setitem__(name, check(value))
+
+
+class _Code(CodeGenerator):
+    """Code that computes nothing before the template runs, when nobody counts, and that joins texts in our way."""
+
+    def visit_Concat(self, node, frame):
+        self.write("environment.joined((")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
+    def _output_child_to_const(self, node, frame, finalize):
+        if not isinstance(node, nodes.TemplateData):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
 
 
 class _Environment(ImmutableSandboxedEnvironment):
     """The sandbox, with the settings that chat templates are written for, and with limits on sizes."""
 
-    intercepted_binops = frozenset(["*", "**", "%"])
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
+    code_generator_class = _Code
     concat = staticmethod(_join)
 
     def __init__(self):
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols", _Generation],
+            optimized=False,
+            finalize=check,
         )
         self.filters["tojson"] = _tojson
-        self.filters |= {name: _guarded(self.filters[name], check) for name, check in GUARDED.items()}
+        for name in WITHOUT:
+            del self.filters[name]
+        del self.globals["lipsum"]  # texts at random
+        self.filters = {
+            name: _guarded(function, GUARDED.get(name)) for name, function in self.filters.items()
+        }
         self.globals |= {
             "raise_exception": _raise_exception,
             "strftime_now": _strftime_now,
             "namespace": _namespace,
         }
 
+    def joined(self, values):
+        """Put values together as texts: what ``~`` does."""
+        return _join(str(check(value)) for value in values)
+
+    def is_safe_attribute(self, obj, attr, value):
+        """Numbers and bytes have no methods here, as some of them make much of little."""
+        if isinstance(obj, (int, float, bytes)) or (isinstance(obj, str) and attr in SLOW_METHODS):
+            return False
+        return super().is_safe_attribute(obj, attr, value)
+
     def call_binop(self, context, operator, left, right):
-        if operator == "%":
-            _check_format(left)
+        if operator == "%" and isinstance(left, str):
+            _check_percent(left, right)
         elif isinstance(left, int) and isinstance(right, int):
-            bits = left.bit_length() * (max(right, 0) if operator == "**" else 1)
-            if bits > WIDEST:
-                raise Stopped(f"it computes a number of {bits} bits; at most {WIDEST} are allowed")
+            _check_number(operator, left, right)
         elif operator == "*":
             times, sized = (left, right) if isinstance(left, int) else (right, left)
-            if isinstance(times, int) and hasattr(sized, "__len__"):
-                _check_size(times * len(sized))
-        return super().call_binop(context, operator, left, right)
+            if isinstance(times, int):
+                check_size(times * measure(sized)[0])
+        return check(super().call_binop(context, operator, left, right))
 
     def call(__self, __context, __obj, *args, **kwargs):  # such names cannot be among kwargs
+        check([*args, *kwargs.values()])
         text, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(text, str):
-            _check_method(text, name, *args)
+            _check_method(text, name, *args, **kwargs)
         elif getattr(__obj, "__wrapped__", None) is not None:  # str.format, which the sandbox wraps
-            _check_format(getattr(__obj.__wrapped__, "__self__", None))
-        return super().call(__context, __obj, *args, **kwargs)
+            text = getattr(__obj.__wrapped__, "__self__", None)
+            if isinstance(text, str):
+                _check_format(text, [*args, *kwargs.values()])
+        return check(super().call(__context, __obj, *args, **kwargs))
 
 
-def _check_method(text, name, *args):
+def _check_number(operator, left, right):
+    """Check an operation on two integers."""
+    bits = {"*": left.bit_length() + right.bit_length(), "**": left.bit_length() * max(right, 0)}
+    check_bits(bits.get(operator, 0))
+
+
+def _check_percent(text, values):
+    """Check what ``%`` does with a text."""
+    widths = [digits for field in FIELD.findall(text) for digits in field if digits]
+    if "*" in widths:
+        raise Stopped("it takes the width of a text from a value")
+    _check_fields(text, values, text.count("%"), widths)
+
+
+def _check_format(text, values):
+    """Check ``str.format``."""
+    try:
+        specs = [spec for _, _, spec, _ in Formatter().parse(text) if spec]
+    except ValueError:  # of which the call itself complains
+        return
+    if any("{" in spec for spec in specs):
+        raise Stopped("it takes the width of a text from a value")
+    _check_fields(
+        text, values, text.count("{"), [digits for spec in specs for digits in NUMBER.findall(spec)]
+    )
+
+
+def _check_fields(text, values, fields, widths):
+    """Check a text into which values are put: each field may hold all of them, and be as wide as the widest."""
+    widest = max((int(digits[:9]) for digits in widths), default=0)
+    check_width(widest)
+    check_size(len(text) + fields * (measure(values)[0] + widest))
+
+
+def _check_method(text, name, *args, **named):
     """Check the call of a method of str."""
     if name in PADDING:
-        _check_width(args[0] if args else 0)
-    elif name == "join" and args and isinstance(args[0], (list, tuple)):
+        check_width(args[0] if args else 0)
+    elif name == "expandtabs":
+        width = args[0] if args else named.get("tabsize", 8)
+        check_width(width)
+        check_size(len(text) + text.count("\t") * (width if isinstance(width, int) else 0))
+    elif name == "translate":
+        table = args[0] if args and isinstance(args[0], dict) else {}
+        longest = max((len(part) for part in table.values() if isinstance(part, str)), default=1)
+        check_size(len(text) * longest)
+    elif name == "join" and args and isinstance(args[0], (list, tuple, str)):
         _check_join(args[0], text)
     elif name == "replace" and len(args) > 1:
         _check_replace(text, *args)
 
 
 def _check_join(texts, between="", *rest, **named):
-    if isinstance(texts, (list, tuple)) and isinstance(between, str):
-        _check_size(sum(len(text) + len(between) for text in texts if isinstance(text, str)))
+    between = named.get("d", between)
+    if isinstance(texts, (list, tuple, str, dict)) and isinstance(between, str):
+        check_size(len(texts) * len(between))
 
 
 def _check_replace(text, old, new, *rest, **named):
     if all(isinstance(part, str) for part in (text, old, new)):
-        _check_size(text.count(old) * len(new))
+        check_size(len(text) + text.count(old) * len(new))
+
+
+def _check_indent(text, width=4, *rest, **named):
+    check_width(width)
+    columns = len(width) if isinstance(width, str) else width if isinstance(width, int) else 0
+    check_size(len(text) + (1 + text.count("\n")) * columns if isinstance(text, str) else 0)
+
+
+def _check_batch(value, count=None, fill_with=None, **named):
+    count = named.get("linecount", named.get("slices", count))
+    check_width(count)
+    if isinstance(count, int):
+        check_size(count * measure(fill_with)[0])
+
+
+def _check_sum(value, attribute=None, start=0):
+    if not isinstance(start, (int, float)):
+        raise Stopped("it adds up what are no numbers")
 
 
 MOST_BETWEEN = 64  # characters that tojson may write between two values, for each level
 
 GUARDED = {  # filters, and what their arguments are checked for
-    "center": lambda text, width=80: _check_width(width),
-    "indent": lambda text, width=4, *rest, **named: _check_width(width),
-    "format": lambda text, *rest, **named: _check_format(text),
+    "batch": _check_batch,
+    "center": lambda text, width=80: check_width(width),
+    "format": lambda text, *values, **named: _check_percent(str(text), [*values, *named.values()]),
+    "indent": _check_indent,
     "join": _check_join,
-    "replace": lambda *args, **named: _check_replace(
-        *args[-3:], **named
-    ),  # after the context it is called with
+    "replace": _check_replace,
+    "round": lambda value, precision=0, *rest, **named: check_width(precision),
+    "slice": _check_batch,
+    "sum": _check_sum,
 }
 
 
-def _guarded(function, check):
-    """The filter behind its check; Jinja reads what to pass a filter from its attributes."""
+def _guarded(function, check_arguments):
+    """The filter behind its check, and with its values checked; Jinja reads what to pass from its attributes."""
 
     def guarded(*args, **named):
         first = next((i for i, value in enumerate(args) if not _is_of_jinja(value)), 0)
-        check(*args[first:], **named)
-        return function(*args, **named)
+        check([*args[first:], *named.values()])
+        if check_arguments is not None:
+            check_arguments(*args[first:], **named)
+        return check(function(*args, **named))
 
-    guarded.__dict__.update(function.__dict__)
+    guarded.__dict__.update(getattr(function, "__dict__", {}))
     return guarded
 
 
@@ -269,6 +319,8 @@ def _tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=F
     between += separators or ()
     if any(len(text) > MOST_BETWEEN for text in between):
         raise Stopped(f"tojson is to write more than {MOST_BETWEEN} characters between two values")
+    size, depth = measure(value)
+    check_size(size * max(1, depth * len(between[0]), *(len(text) for text in between)))
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

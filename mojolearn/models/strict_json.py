@@ -1,7 +1,7 @@
 """JSON files that came from somewhere else: read strictly, refused in one sentence that names the file."""
 
 from mojolearn.files import admit_file
-from mojolearn.scalars import admit_choice, admit_integer, admit_positive, admit_switch, shown
+from mojolearn.scalars import admit_choice, admit_integer, admit_positive, admit_switch, brief, named, shown
 from mojolearn.strict_json import parse_json
 
 MOST = 2**31 - 1  # of any count or size
@@ -59,9 +59,10 @@ class Fields:
         self.taken = {}
         self._spellings = spellings or {}
 
-    def wrong(self, name, value, wanted):
+    def wrong(self, name, value, wanted, why=""):
         """Return the error to raise for a field."""
-        return ValueError(f"{self.where}: {name} must be {wanted}, not {shown(value)}")
+        why = f"; {why}" if why else ""
+        return ValueError(f"{self.where}: {named(name)} must be {wanted}, not {shown(value)}{why}")
 
     def spelt(self, name):
         """Return the names under which a field is given, or else the first that it may have."""
@@ -136,5 +137,7 @@ def agreed(found, default, where):
     (first, value), *others = found.items()
     for name, other in others:
         if other != value:
-            raise ValueError(f"{where}: {first} = {value} and {name} = {other} contradict each other")
+            raise ValueError(
+                f"{where}: {first} = {brief(value)} and {name} = {brief(other)} contradict each other"
+            )
     return value

@@ -5,7 +5,7 @@ import numpy as np
 from mojolearn.models.generation import TokenStream
 from mojolearn.models.stopping import StopStrings
 from mojolearn.models.tokenizer import Tokenizer
-from mojolearn.scalars import kind
+from mojolearn.scalars import kind, shown
 
 MOST_OF_AN_ANSWER = 256  # tokens, where nothing is said
 
@@ -88,6 +88,7 @@ def generate_text(self, prompt, max_new_tokens, *, tokenizer=None, **options):
     """
     method = "CausalLM.generate_text"
     tokenizer, ids = _admit_prompt(self, prompt, tokenizer, method)
+    _check_text_only(options, method, "stream_text")
     beginning = prompt if isinstance(prompt, str) else tokenizer.decode(ids)
     return beginning + "".join(_pieces(self, ids, max_new_tokens, tokenizer, method, options))
 
@@ -161,6 +162,7 @@ def chat(self, messages, max_new_tokens=None, *, tokenizer=None, tools=None, tem
     >>> lm.chat([{"role": "Harriet", "content": "Do you love him?"}], 8, template=template)
     ', and a very stable, and'
     """
+    _check_text_only(options, "CausalLM.chat", "stream_chat")
     return "".join(_answer(self, "CausalLM.chat", messages, max_new_tokens, tokenizer, tools, template, variables,
                            options))  # fmt: skip
 
@@ -207,6 +209,14 @@ def _answer(lm, method, messages, max_new_tokens, tokenizer, tools, template, va
     return _pieces(lm, ids, max_new_tokens, tokenizer, method, options)
 
 
+def _check_text_only(options, method, other):
+    """Refuse what a plain text cannot answer."""
+    if options.get("logprobs") is not None:
+        raise TypeError(
+            f"{method}: logprobs must be None, as only text is returned; the stream of {other} keeps them"
+        )
+
+
 def _admit_tokenizer(lm, tokenizer, method):
     if tokenizer is None:
         return lm.tokenizer
@@ -220,6 +230,11 @@ def _admit_prompt(lm, prompt, tokenizer, method):
     ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
     if not isinstance(ids, (list, tuple, np.ndarray)):
         raise TypeError(f"{method}: prompt must be a str or a sequence of ids, not {kind(prompt)}")
+    if any(isinstance(entry, (str, list, tuple, np.ndarray)) for entry in ids):
+        raise TypeError(
+            f"{method}: prompt must be one text, as a str or as its ids, not several ({shown(prompt)}); "
+            "CausalLM.generate continues several at once"
+        )
     if len(ids) == 0:
         raise ValueError(f"{method}: prompt must hold at least one token, not {prompt!r}")
     return tokenizer, ids

@@ -1,5 +1,7 @@
 """Text as its tokens come: whole characters only, and nothing that a later token could change."""
 
+from mojolearn.models.foreign import in_words
+
 
 class TextStream:
     """Text as its tokens come; made by `Tokenizer.decode_stream`."""
@@ -30,9 +32,10 @@ class TextStream:
         token = self._tokenizer._admit(token, "TextStream.step")
         self._held.append(token)
         try:
-            text = self._stream.step(self._tokenizer._backend, token)
+            with in_words("TextStream.step: the tokenizer fails on the ids"):
+                text = self._stream.step(self._tokenizer._backend, token)
         except (
-            Exception
+            ValueError
         ):  # bytes that fit together until now, and no longer (huggingface/tokenizers issue 1666)
             self._restart()
             return self.flush()
@@ -43,6 +46,8 @@ class TextStream:
 
     def flush(self):
         """Return the text of the tokens still held back; incomplete characters become U+FFFD."""
-        text = self._tokenizer._backend.decode(self._held, skip_special_tokens=True) if self._held else ""
-        self._held.clear()
-        return text
+        held, self._held = self._held, []
+        if not held:
+            return ""
+        with in_words("TextStream.flush: the tokenizer fails on the ids"):
+            return self._tokenizer._backend.decode(held, skip_special_tokens=True)

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Iterable
 
 from mojolearn.files import admit_file
 from mojolearn.models.chat_template import (
@@ -13,6 +14,7 @@ from mojolearn.models.chat_template import (
     render_template,
 )
 from mojolearn.models.files import admit_folder
+from mojolearn.models.foreign import in_words
 from mojolearn.models.gguf_file import is_gguf
 from mojolearn.models.gguf_tokenizer import load_tokenizer
 from mojolearn.models.strict_json import read_json
@@ -104,13 +106,10 @@ class Tokenizer:
         folder = admit_folder(folder, CALLER)
         path = folder / "tokenizer.json"
         admit_file(path, CALLER)
-        try:
+        with in_words(f"{CALLER}: {path} is not a tokenizer"):
             backend = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception
-            raise ValueError(f"{CALLER}: {path} is not a tokenizer ({error})") from None
-        backend.no_truncation()
-        backend.no_padding()
-
+            backend.no_truncation()
+            backend.no_padding()
         settings = {}
         for name in (
             "special_tokens_map.json",
@@ -170,7 +169,8 @@ class Tokenizer:
         bos = self.bos_token_id
         if add_bos and bos is None:
             raise ValueError("Tokenizer.encode: add_bos must be False, as the tokenizer names no bos token")
-        ids = list(self._backend.encode(text, add_special_tokens=wanted is not False).ids)
+        with in_words("Tokenizer.encode: the tokenizer fails on the text"):
+            ids = list(self._backend.encode(text, add_special_tokens=wanted is not False).ids)
         while bos is not None and ids[:2] == [bos, bos]:
             del ids[0]
         if wanted and bos is not None and ids[:1] != [bos]:
@@ -195,9 +195,11 @@ class Tokenizer:
         TypeError, ValueError
             Something in it is no integer, or no token of this tokenizer.
         """
-        return self._backend.decode(
-            [self._admit(i, "Tokenizer.decode") for i in ids], skip_special_tokens=True
-        )
+        if isinstance(ids, str) or not isinstance(ids, Iterable):
+            raise TypeError(f"Tokenizer.decode: ids must be a sequence of ids, not {shown(ids)}")
+        ids = [self._admit(i, "Tokenizer.decode") for i in ids]
+        with in_words("Tokenizer.decode: the tokenizer fails on the ids"):
+            return self._backend.decode(ids, skip_special_tokens=True)
 
     def decode_stream(self, prompt=()):
         """Decode token by token, giving out whole characters only.

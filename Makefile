@@ -11,7 +11,7 @@ MINUTES ?= 10
 PLAIN   = $(addprefix tests/test_,plain_python.py state.py state_machine.py session.py claims.py options.py)
 PINNED  = NUMBA_NUM_THREADS=$(THREADS) OPENBLAS_NUM_THREADS=$(THREADS) OMP_NUM_THREADS=$(THREADS)
 
-.PHONY: help dev test test-fast test-1t test-soak soak test-arm64 coverage lint format docs examples bench bench-compare bench-publish clean-cache
+.PHONY: help dev test test-fast test-1t test-soak soak fuzz test-arm64 coverage lint format docs examples bench bench-compare bench-publish clean-cache
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## /\1\t/' | expand -t 14
@@ -35,6 +35,9 @@ test-soak:  ## the test suite with thousands of random cases instead of a hundre
 
 soak:  ## ten minutes of everything at once on several threads: constant memory, the hash of a cold run (MINUTES=10)
 	PYTHONPATH=.:tests $(BIN)python tests/soak.py --minutes $(MINUTES)
+
+fuzz:  ## hostile files for MINUTES=10: prints counts for each kind, keeps what fails in fuzz_failures/
+	PYTHONPATH=. $(BIN)python tests/fuzzing.py --minutes $(MINUTES) --save fuzz_failures
 
 test-arm64:  ## the same bits on 64-bit Arm, emulated: golden cases and a hash of random ones (Debian only)
 	PYTHON=$(BIN)python tests/arm64.sh test

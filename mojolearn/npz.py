@@ -12,7 +12,7 @@ import zipfile
 
 import numpy as np
 
-from mojolearn.scalars import counted, named
+from mojolearn.scalars import counted, named, reason
 
 START = b"\x93NUMPY\x01\x00"  # of an array in version 1.0 of NumPy's format
 HEADER = re.compile(
@@ -71,7 +71,7 @@ def read_npz(path, where, what):
         except OSError:
             raise
         except Exception as error:  # zipfile has no common exception for what a hostile file can make of it
-            raise ValueError(f"{where} is not {what}, or was cut short ({_reason(error)})") from None
+            raise ValueError(f"{where} is not {what}, or was cut short ({reason(error)})") from None
         members = archive.infolist()
         claimed = sum(member.file_size for member in members)
         if claimed > size:
@@ -91,13 +91,8 @@ def read_npz(path, where, what):
                     f"{field} has {counted(member.file_size, 'byte')}, which this machine does not have"
                 ) from None
             except Exception as error:  # as above
-                raise ValueError(f"{field} is damaged ({_reason(error)})") from None
+                raise ValueError(f"{field} is damaged ({reason(error)})") from None
     return arrays
-
-
-def _reason(error):
-    """What an exception says, on one line."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _read_array(archive, member):

@@ -109,6 +109,14 @@ def admit_integer(value, name, method, minimum=None, maximum=None):
     return number
 
 
+def as_float(value):
+    """Turn a real number into a float; one beyond float64, as integers can be, becomes an infinity."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
 def admit_positive(value, name, method):
     """Turn a real number into a float; refuse it unless it is above 0 and finite, also rounded to float32.
 
@@ -133,10 +141,7 @@ def admit_positive(value, name, method):
     """
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
         raise TypeError(f"{method}: {name} must be a number, not {shown(value)}")
-    try:
-        number = float(value)
-    except OverflowError:  # an integer beyond float64
-        number = math.inf
+    number = as_float(value)
     with np.errstate(over="ignore", under="ignore"):
         usable = 0 < np.float32(number) < np.inf
     if not usable:

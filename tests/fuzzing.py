@@ -6,6 +6,7 @@ minutes (``make fuzz``), in processes of their own that may crash, and prints a 
 
 import argparse
 import contextlib
+import copy
 import faulthandler
 import io
 import json
@@ -371,7 +372,9 @@ def broken_json(rng, text):
             parent[key] = f"@@{len(raw) - 1}@@"
         elif isinstance(parent, dict):
             name, value = rng.choice(all_fields())
-            parent[rng.choice((name, "a\nb", "\x1b[31m", "x" * 3000, ""))] = rng.choice((value, hostile()))
+            parent[rng.choice((name, "a\nb", "\x1b[31m", "x" * 3000, ""))] = rng.choice(
+                (copy.deepcopy(value), hostile())
+            )
         else:
             parent.insert(key, hostile())
     text = json.dumps(tree, ensure_ascii=rng.random() < 0.5)

@@ -5,6 +5,7 @@ import json
 
 from mojolearn.cli.process import FAILED, write
 from mojolearn.machine import versions
+from mojolearn.scalars import named
 
 
 def parser():
@@ -41,5 +42,5 @@ def _shown(name, value):
     if name.startswith("memory"):
         return f"{value / 2**20:.1f} MiB" if value >= 2**20 else f"{value / 2**10:.1f} KiB"
     if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
+        return ", ".join(named(entry) if isinstance(entry, str) else str(entry) for entry in value) or "none"
     return "none" if value is None else str(value)

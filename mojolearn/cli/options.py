@@ -9,7 +9,7 @@ from mojolearn.cli.process import UsageError, nothing_to_tidy, say
 from mojolearn.machine import warmup
 from mojolearn.models import BUILT_IN
 from mojolearn.models.causal_lm import CausalLM
-from mojolearn.scalars import admit_positive
+from mojolearn.scalars import admit_positive, brief, named
 
 # Options with numbers: what is allowed, and how to say so.
 NUMBERS = {
@@ -146,7 +146,7 @@ def how_to_choose(arguments, config):
     asked = {name: value for name, value in config.generation.items() if value is not None}
     for name, value in asked.items():
         if name not in NEUTRAL:
-            say(f"note: generation_config.json asks for {name} = {value!r}, which is not applied")
+            say(f"note: generation_config.json asks for {named(name)} = {brief(value)}, which is not applied")
     options = {"stop": arguments.stop, "repetition_penalty": arguments.repetition_penalty}
     if arguments.repetition_penalty is None and "repetition_penalty" in asked:
         options["repetition_penalty"] = admit_positive(

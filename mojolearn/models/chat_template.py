@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from mojolearn.files import admit_file
-from mojolearn.scalars import brief, did_you_mean, kind, reason, shown
+from mojolearn.scalars import as_float, brief, did_you_mean, kind, reason, shown
 
 FILE = "chat_template.jinja"
 FOLDER = "additional_chat_templates"
@@ -199,7 +199,7 @@ def plain_data(value, where, method, depth=0):
     if isinstance(value, numbers.Integral):
         return int(value)
     if isinstance(value, numbers.Real):
-        return float(value)
+        return as_float(value)
     if isinstance(value, Mapping):
         strange = next((key for key in value if not isinstance(key, str)), None)
         if strange is not None:

@@ -7,7 +7,7 @@ from numbers import Real
 
 import numpy as np
 
-from mojolearn.scalars import admit_integer, admit_positive, kind, shown
+from mojolearn.scalars import admit_integer, admit_positive, as_float, kind, shown
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,13 @@ class LogitRules:
         token = admit_integer(token, "an id in logit_bias", self.method, 0, self.vocab_size - 1)
         if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
             raise TypeError(f"{self.method}: logit_bias[{token}] must be a number, not {shown(value)}")
-        if not (float(value) == -math.inf or abs(float(value)) <= np.finfo(np.float32).max):
+        number = as_float(value)
+        if not (number == -math.inf or abs(number) <= np.finfo(np.float32).max):
             raise ValueError(
                 f"{self.method}: logit_bias[{token}] must be within float32, or -inf to ban the token, "
                 f"not {shown(value)}"
             )
-        return token, float(value)
+        return token, number
 
     def apply(self, logits, ids):
         """Return the logits to choose from; those given stay as they are.

@@ -12,7 +12,7 @@ from numbers import Real
 import numpy as np
 
 from mojolearn.float32 import exp
-from mojolearn.scalars import admit_integer, admit_positive, admit_switch, counted, shown
+from mojolearn.scalars import admit_integer, admit_positive, admit_switch, as_float, brief, counted, shown
 
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -65,7 +65,7 @@ class Sampling:
                 same_thing = name == "temperature" and self.temperature == 0
                 if name != "greedy" and getattr(self, name) != default and not same_thing:
                     raise ValueError(
-                        f"{self.method}: {name}={getattr(self, name)} has no effect with greedy=True; "
+                        f"{self.method}: {name}={brief(getattr(self, name))} has no effect with greedy=True; "
                         "give greedy=False to sample"
                     )
 
@@ -73,7 +73,7 @@ class Sampling:
         value = getattr(self, name)
         if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
             raise TypeError(f"{self.method}: {name} must be a number, not {shown(value)}")
-        return float(value)
+        return as_float(value)
 
     def choose(self, logits, base, n):
         """Choose the next token of one row.

@@ -27,6 +27,7 @@ from pathlib import Path
 import gguf_files
 import numpy as np
 import toy_models
+from fuzzing_states import check_saved, make_saved
 from fuzzing_templates import random_template
 
 from mojolearn.models import BUILT_IN
@@ -43,7 +44,9 @@ SECONDS = 60  # that only a hang takes
 MEMORY = 1280 << 20  # bytes by which the peak may grow, beside what the files have: a template may take 1 GiB
 MEMORY_OF_FILES = 256 << 20  # the same where no template is run
 LONGEST_MESSAGE = 2000  # characters, without the path
-PREFIX = re.compile(r"(CausalLM|Tokenizer|TextStream|TokenStream|CausalLMState|TransformerState)\.\w+: ")
+OWNERS = ("CausalLM", "CausalLMDecodeSession", "CausalLMState", "TextStream", "TokenStream", "Tokenizer")
+OWNERS += ("TransformerBlock", "TransformerState")
+PREFIX = re.compile(rf"({'|'.join(OWNERS)})\.\w+: ")
 HELLO = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Yes?"}]
 
 # Values to stand in a JSON file, as they are written.
@@ -622,6 +625,14 @@ def make_stream(rng):
     return path
 
 
+def make_saved_state(rng):
+    return make_saved(rng, workshop(), broken_bytes)
+
+
+def check_saved_state(path):
+    return check_saved(path, judge)
+
+
 def make_folder(rng):
     """Of any kind, for the command line."""
     make = rng.choice(
@@ -644,6 +655,7 @@ TARGETS = {  # how a case is made, and how it is tried
     "tokenizer": (make_tokenizer, check_tokenizer),
     "template": (make_template, check_template),
     "stream": (make_stream, check_stream),
+    "saved state": (make_saved_state, check_saved_state),
     "command line": (make_folder, check_command_line),
 }
 

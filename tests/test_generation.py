@@ -406,7 +406,7 @@ class TestRules:
             (np.zeros(40), TypeError, "not an array of float64"),
             (np.zeros(39, np.float32), ValueError, r"shape \(40,\), not \(39,\)"),
             (np.full(40, np.nan, np.float32), ValueError, "the largest logit must be finite"),
-            (np.full(40, -np.inf, np.float32), ValueError, "the largest logit must be finite"),
+            (np.full(40, -np.inf, np.float32), ValueError, "no token is left to choose"),
         ],
     )
     def test_hook_that_answers_wrongly(self, lm, answer, error, words):

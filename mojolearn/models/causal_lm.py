@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from mojolearn.admission import settle
+from mojolearn.buffers import first_nonfinite
 from mojolearn.claims import Claim
 from mojolearn.models.decode import CausalLMDecodeSession
 from mojolearn.models.fingerprint import fingerprint
@@ -265,6 +266,10 @@ class CausalLM:
             rows = tokens.reshape(B, L, -1)[:, -1:] if last else tokens
             rows = np.ascontiguousarray(rows).reshape(-1, self.d_model)
             logits = self._head(rows if self._norm is None else self._norm(rows))
+            if first_nonfinite(logits) is not None:
+                raise ValueError(
+                    f"{method}: a logit is too large for float32; the weights are too large (a state is unchanged)"
+                )
             settle(commits)
         return logits.reshape(B, -1, self.vocab_size)
 

@@ -159,9 +159,10 @@ class GGUFCheckpoint:
         used.add(name)
         file, tensor = self._stored[name]
         where = f"{file.where}: {name}"
-        if tensor.type not in PLAIN or np.prod(tensor.shape, dtype=float) > MOST_SMALL:
+        if tensor.type not in PLAIN or len(tensor.shape) != 1 or tensor.shape[0] > MOST_SMALL:
             raise ValueError(
-                f"{where} is of type {tensor.type} and shape {tensor.shape}; wanted is a short vector of F32"
+                f"{where} is of type {tensor.type} and shape {tensor.shape}; "
+                f"wanted is a vector of F32 with at most {MOST_SMALL} values"
             )
         return widen(decode(file.data(tensor), tensor.type, tensor.shape, where))
 

@@ -209,13 +209,12 @@ class GGUFFile:
             found.append((name, shape, reader.number("I"), reader.number("Q")))
         alignment = self.metadata.get("general.alignment", 32)
         power = (
-            isinstance(alignment, int)
-            and 0 < alignment <= LARGEST_ALIGNMENT
-            and not alignment & alignment - 1
+            type(alignment) is int and 0 < alignment <= LARGEST_ALIGNMENT and not alignment & alignment - 1
         )
         if not power:
             raise ValueError(
-                f"{self.where}: general.alignment must be a power of two up to {LARGEST_ALIGNMENT}, not {alignment!r}"
+                f"{self.where}: general.alignment must be a power of two up to {LARGEST_ALIGNMENT}, "
+                f"not {shown(alignment)}"
             )
         data = reader.at + -reader.at % alignment
         end = 0  # of the tensors so far, from where the data begin

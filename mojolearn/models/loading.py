@@ -131,12 +131,16 @@ def _head(checkpoint, config, layout, embedding, embedding_name, weight_format):
 
 
 def _block(checkpoint, config, layout, prefix, layer, weight_format, max_positions):
-    options = config.layers[layer]
+    options, where = config.layers[layer], f"{checkpoint.where}: layer {layer}"
+    try:
+        shapes = config.tensor_shapes(layer)
+    except (TypeError, ValueError) as error:  # options that do not go together
+        raise retold(error, where) from error
     weights, origins = layer_weights(
         checkpoint.take,
         layout,
         prefix,
-        config.tensor_shapes(layer),
+        shapes,
         options["head_dim"],
         plain_norms=config.plain_norms,
     )
@@ -146,7 +150,6 @@ def _block(checkpoint, config, layout, prefix, layer, weight_format, max_positio
     try:
         return TransformerBlock(weights, **options)
     except (TypeError, ValueError) as error:
-        where = f"{checkpoint.where}: layer {layer}"
         origin = next((o for name, o in origins.items() if f": {name}" in str(error)), None)
         raise retold(error, where, f" (of {origin})" if origin else "") from error
 

@@ -8,6 +8,7 @@ and between two of them the meter looks at the clock and at the memory of the pr
 import sys
 import threading
 import time
+from collections.abc import MappingView
 from pathlib import Path
 
 import jinja2
@@ -17,8 +18,8 @@ try:
 except ImportError:  # Windows: the growth of the process is not watched
     resource = None
 
-MOST_STEPS = 500_000  # lines of a template that are run; a long conversation takes some thousands
-MOST_SECONDS = 20.0  # of the thread's own time; the steps end most endless loops long before
+MOST_STEPS = 200_000  # lines of a template that are run; a long conversation takes some thousands
+MOST_SECONDS = 8.0  # of the thread's own time; the steps end most endless loops before
 LONGEST = 1 << 22  # characters and entries of a value, with all that is inside it
 DEEPEST = 100  # levels of lists and dicts
 MOST_GROWTH = 1 << 30  # bytes by which the memory of the process may exceed what it ever was
@@ -83,9 +84,11 @@ class Meter:
             size, depth = len(value), 0
         elif isinstance(value, (list, tuple, dict)):
             size, depth = self._container(value, above)
+        elif isinstance(value, MappingView):  # made anew by each call, and shown with all that is in it
+            size, depth = self._walk(value, above)
         elif isinstance(value, int):
-            size, depth = 1, 0
             check_bits(value.bit_length())
+            size, depth = 1 + value.bit_length() // 3, 0  # at most so many digits
         else:
             return 1, 0
         check_size(size)
@@ -97,6 +100,17 @@ class Meter:
             return found[1:]
         if above > DEEPEST:
             raise Stopped(f"it nests lists or dicts more than {DEEPEST} levels deep")
+        size, depth = self._walk(value, above)
+        if size > WALKED:  # what a template has made never changes, and neither do the messages
+            if self._held > LONGEST:
+                self._known.clear()
+                self._held = 0
+            self._known[id(value)] = value, size, depth
+            self._held += len(value)
+        return size, depth
+
+    def _walk(self, value, above):
+        """Count a container and all that is inside it."""
         size, depth = 1 + len(value), 0
         entries = (entry for pair in value.items() for entry in pair) if isinstance(value, dict) else value
         for entry in entries:
@@ -105,12 +119,6 @@ class Meter:
             check_size(size)
         if depth >= DEEPEST:
             raise Stopped(f"it nests lists or dicts more than {DEEPEST} levels deep")
-        if size > WALKED:  # what a template has made never changes, and neither do the messages
-            if self._held > LONGEST:
-                self._known.clear()
-                self._held = 0
-            self._known[id(value)] = value, size, depth + 1
-            self._held += len(value)
         return size, depth + 1
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from mojolearn.models.logits import RULES, LogitRules
 from mojolearn.models.sampling import OPTIONS, Sampling, fresh_seed, row_bases
 from mojolearn.models.stopping import admit_eos, admit_stop
-from mojolearn.scalars import admit_integer, did_you_mean
+from mojolearn.scalars import admit_integer, brief, did_you_mean
 
 REST = ("seed", "eos_token_id", "stop", "tokenizer", "pad_token_id", "logprobs")
 KNOWN = (*OPTIONS, *RULES, *REST)
@@ -53,7 +53,7 @@ class GenerationPlan:
     def __init__(self, lm, batch_size, max_new_tokens, method, **options):
         for name in options:
             if name not in KNOWN:
-                raise TypeError(f"{method}: unknown option {name!r}{did_you_mean(name, KNOWN)}")
+                raise TypeError(f"{method}: unknown option {brief(name)}{did_you_mean(name, KNOWN)}")
         self.options = options
         self.max_new_tokens = admit_integer(max_new_tokens, "max_new_tokens", method, 0)
         vocab_size = lm.vocab_size

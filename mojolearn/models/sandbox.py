@@ -8,15 +8,14 @@ file late.
 """
 
 import json
-import re
 from datetime import datetime
 from functools import lru_cache
-from string import Formatter
 
 import jinja2
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator
 from jinja2.ext import Extension
+from jinja2.filters import do_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -29,10 +28,9 @@ from mojolearn.models.meter import (
     check_width,
     measure,
 )
+from mojolearn.models.template_formats import format_widths, percent_widths
 
 PADDING = {"center", "ljust", "rjust", "zfill"}
-NUMBER = re.compile(r"\d+")
-FIELD = re.compile(r"%(?:\([^)]*\))?[-#0 +]*(\*|\d+)?(?:\.(\*|\d+))?")
 
 # Filters and methods that templates of models do not use: they draw at random, or take longer than the text is long.
 WITHOUT = ("pprint", "random", "striptags", "urlize", "wordwrap")
@@ -107,6 +105,10 @@ class _Namespace(Namespace):
             raise jinja2.exceptions.SecurityError(f"a namespace has no attribute {name!r}")
         super().__setitem__(name, check(value))
 
+    def __repr__(self):
+        """Without what is in it, which may be large."""
+        return "<Namespace>"
+
 
 class _Code(CodeGenerator):
     """Code that computes nothing before the template runs, when nobody counts, and that joins texts in our way."""
@@ -139,7 +141,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             optimized=False,
             finalize=check,
         )
-        self.filters["tojson"] = _tojson
+        self.filters |= {"tojson": _tojson, "join": _join_filter}
         for name in WITHOUT:
             del self.filters[name]
         del self.globals["lipsum"]  # texts at random
@@ -178,10 +180,13 @@ class _Environment(ImmutableSandboxedEnvironment):
         text, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(text, str):
             _check_method(text, name, *args, **kwargs)
+            if name == "join" and args:
+                args = (_gathered(args[0], text), *args[1:])
         elif getattr(__obj, "__wrapped__", None) is not None:  # str.format, which the sandbox wraps
             text = getattr(__obj.__wrapped__, "__self__", None)
             if isinstance(text, str):
-                _check_format(text, [*args, *kwargs.values()])
+                values = [*args, *kwargs.values()]
+                _check_fields(text, values, text.count("{"), format_widths(text))
         return check(super().call(__context, __obj, *args, **kwargs))
 
 
@@ -193,27 +198,13 @@ def _check_number(operator, left, right):
 
 def _check_percent(text, values):
     """Check what ``%`` does with a text."""
-    widths = [digits for field in FIELD.findall(text) for digits in field if digits]
-    if "*" in widths:
-        raise Stopped("it takes the width of a text from a value")
-    _check_fields(text, values, text.count("%"), widths)
-
-
-def _check_format(text, values):
-    """Check ``str.format``."""
-    try:
-        specs = [spec for _, _, spec, _ in Formatter().parse(text) if spec]
-    except ValueError:  # of which the call itself complains
-        return
-    if any("{" in spec for spec in specs):
-        raise Stopped("it takes the width of a text from a value")
-    _check_fields(
-        text, values, text.count("{"), [digits for spec in specs for digits in NUMBER.findall(spec)]
-    )
+    _check_fields(text, values, text.count("%"), percent_widths(text))
 
 
 def _check_fields(text, values, fields, widths):
     """Check a text into which values are put: each field may hold all of them, and be as wide as the widest."""
+    if "*" in widths:
+        raise Stopped("it takes the width of a text from a value")
     widest = max((int(digits[:9]) for digits in widths), default=0)
     check_width(widest)
     check_size(len(text) + fields * (measure(values)[0] + widest))
@@ -231,16 +222,23 @@ def _check_method(text, name, *args, **named):
         table = args[0] if args and isinstance(args[0], dict) else {}
         longest = max((len(part) for part in table.values() if isinstance(part, str)), default=1)
         check_size(len(text) * longest)
-    elif name == "join" and args and isinstance(args[0], (list, tuple, str)):
-        _check_join(args[0], text)
     elif name == "replace" and len(args) > 1:
         _check_replace(text, *args)
 
 
-def _check_join(texts, between="", *rest, **named):
-    between = named.get("d", between)
-    if isinstance(texts, (list, tuple, str, dict)) and isinstance(between, str):
-        check_size(len(texts) * len(between))
+def _gathered(values, between):
+    """List what is to be joined, which may come one by one, while its size is counted."""
+    found, size, gap = [], 0, len(between) if isinstance(between, str) else 0
+    for value in values:
+        size += measure(value)[0] + gap
+        check_size(size)
+        found.append(value)
+    return found
+
+
+@jinja2.pass_eval_context
+def _join_filter(context, value, d="", attribute=None):
+    return do_join(context, _gathered(value, d), d, attribute)
 
 
 def _check_replace(text, old, new, *rest, **named):
@@ -273,7 +271,6 @@ GUARDED = {  # filters, and what their arguments are checked for
     "center": lambda text, width=80: check_width(width),
     "format": lambda text, *values, **named: _check_percent(str(text), [*values, *named.values()]),
     "indent": _check_indent,
-    "join": _check_join,
     "replace": _check_replace,
     "round": lambda value, precision=0, *rest, **named: check_width(precision),
     "slice": _check_batch,

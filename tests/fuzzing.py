@@ -42,6 +42,7 @@ except ImportError:  # Windows
 DATA = Path(__file__).parent / "data"
 SECONDS = 60  # that only a hang takes
 MEMORY = 1280 << 20  # bytes by which the peak may grow, beside what the files have: a template may take 1 GiB
+ADDRESSES = 3 << 30  # bytes beyond those of a process that has everything loaded
 MEMORY_OF_FILES = 256 << 20  # the same where no template is run
 LONGEST_MESSAGE = 2000  # characters, without the path
 OWNERS = ("CausalLM", "CausalLMDecodeSession", "CausalLMState", "TextStream", "TokenStream", "Tokenizer")
@@ -707,10 +708,21 @@ def alarm():
 # --- for minutes --------------------------------------------------------------------------------------------
 
 
-def work(target, first, seconds):
+def limit_addresses():
+    """Bound the addresses of this process, where the system tells what it has and can hold it to that."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + ADDRESSES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def work(target, first, seconds, cases):
     """Run cases of one target until the time is over; prints a line of JSON for each fault, and the counts at last."""
+    with contextlib.suppress(Fault):
+        run_case(target, first)  # with all that it imports and compiles
+    limit_addresses()
     counts, number, end = Counter(), first, time.monotonic() + seconds
-    while time.monotonic() < end:
+    while time.monotonic() < end and counts["inputs"] < cases:
         print(json.dumps({"at": number}), flush=True)
         try:
             refusal = run_case(target, number)
@@ -725,11 +737,12 @@ def work(target, first, seconds):
     print(json.dumps({"counts": counts}), flush=True)
 
 
-def supervise(target, first, seconds, folder):
+def supervise(target, first, seconds, cases, folder):
     """Run a target in processes of its own, and again after a crash; returns the counts."""
     total, end = Counter(), time.monotonic() + seconds
-    while time.monotonic() < end - 1:
+    while time.monotonic() < end - 1 and total["inputs"] < cases:
         arguments = ["--work", target, "--first", str(first), "--minutes", str((end - time.monotonic()) / 60)]
+        arguments += ["--cases", str(cases - total["inputs"])]
         done = subprocess.run(
             [sys.executable, __file__, *arguments],
             stdout=subprocess.PIPE,
@@ -774,18 +787,20 @@ def main():
     parser.add_argument(
         "--only", action="append", choices=sorted(TARGETS), help="this target; may be repeated"
     )
+    parser.add_argument("--cases", type=int, default=sys.maxsize, help="of each target at most")
     parser.add_argument("--first", type=int, help="the number of the first case (default: by the clock)")
     parser.add_argument("--save", type=Path, default=Path("fuzz_failures"), help="where failing inputs go")
     parser.add_argument("--work", choices=sorted(TARGETS), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     first = int(time.time()) % 10**6 * 1000 if arguments.first is None else arguments.first
     if arguments.work:
-        work(arguments.work, first, 60 * arguments.minutes)
+        work(arguments.work, first, 60 * arguments.minutes, arguments.cases)
         return 0
     names = arguments.only or list(TARGETS)
     totals = {}
     for name in names:
-        totals[name] = supervise(name, first, 60 * arguments.minutes / len(names), arguments.save)
+        seconds = 60 * arguments.minutes / len(names)
+        totals[name] = supervise(name, first, seconds, arguments.cases, arguments.save)
     columns = ("inputs", "accepted", "refused", "faults")
     print(f"{'target':20}" + "".join(f"{column:>10}" for column in columns))
     for name, counts in totals.items():

@@ -137,12 +137,7 @@ def _block(checkpoint, config, layout, prefix, layer, weight_format, max_positio
     except (TypeError, ValueError) as error:  # options that do not go together
         raise retold(error, where) from error
     weights, origins = layer_weights(
-        checkpoint.take,
-        layout,
-        prefix,
-        shapes,
-        options["head_dim"],
-        plain_norms=config.plain_norms,
+        checkpoint.take, layout, prefix, shapes, options["head_dim"], plain_norms=config.plain_norms
     )
     for name, array in weights.items():
         weights[name] = array if array.dtype == STORAGE[weight_format] else widen(array)

@@ -212,7 +212,7 @@ def check_command_line(path):
             check_line(line.replace(str(path), "PATH"))
         if status:
             refusals.append(arguments[0])
-    return ", ".join(refusals) or None
+    return None if len(refusals) < 4 else "all commands fail"
 
 
 # --- valid files --------------------------------------------------------------------------------------------
@@ -634,8 +634,23 @@ def check_saved_state(path):
     return check_saved(path, judge)
 
 
+def make_built_in(rng):
+    """The built-in model with one of its files changed, or one added."""
+    target, path = copy_of(
+        Path(BUILT_IN),
+        rng,
+        ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"],
+    )
+    source = Path(BUILT_IN) / path.name
+    data = source.read_bytes() if source.exists() else b'{"do_sample": true, "top_k": 3, "eos_token_id": 0}'
+    replace(path, broken_json(rng, data))
+    return target
+
+
 def make_folder(rng):
     """Of any kind, for the command line."""
+    if rng.random() < 0.5:
+        return make_built_in(rng)
     make = rng.choice(
         (make_config, make_generation_config, make_safetensors, make_index, make_gguf, make_tokenizer)
     )

@@ -10,6 +10,7 @@ from mojolearn.machine import warmup
 from mojolearn.models import BUILT_IN
 from mojolearn.models.causal_lm import CausalLM
 from mojolearn.scalars import admit_positive, brief, named
+from mojolearn.threads import NUM_THREADS
 
 # Options with numbers: what is allowed, and how to say so.
 NUMBERS = {
@@ -22,8 +23,8 @@ NUMBERS = {
     "seed": (lambda n: 0 <= n < 2**64, "from 0 to 2**64 - 1"),
     "logprobs": (lambda n: n >= 0, "at least 0"),
     "threads": (
-        lambda n: 1 <= n <= numba.config.NUMBA_NUM_THREADS,
-        f"from 1 to {numba.config.NUMBA_NUM_THREADS} on this machine",
+        lambda n: 1 <= n <= NUM_THREADS,
+        f"from 1 to {NUM_THREADS} on this machine",
     ),
 }
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")

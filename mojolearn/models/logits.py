@@ -59,7 +59,7 @@ class LogitRules:
         if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
             raise TypeError(f"{self.method}: logit_bias[{token}] must be a number, not {shown(value)}")
         number = as_float(value)
-        if not (number == -math.inf or abs(number) <= np.finfo(np.float32).max):
+        if not (value == -math.inf or abs(number) <= np.finfo(np.float32).max):
             raise ValueError(
                 f"{self.method}: logit_bias[{token}] must be within float32, or -inf to ban the token, "
                 f"not {shown(value)}"

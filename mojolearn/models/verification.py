@@ -59,7 +59,7 @@ def verify(lm, wide=None):
 
 def _ways(lm, wide, ids):
     """Names, and functions that compute the logits."""
-    most = numba.config.NUMBA_NUM_THREADS
+    most = threads.NUM_THREADS
     for count in sorted({1, 2, most} & set(range(1, most + 1))):
         yield f"threads: parallel kernels, {count}", lambda n=count: _on_threads(n, lambda: lm.forward(ids))
     yield "batch: rows together", lambda: lm.forward(ids)

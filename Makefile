@@ -8,7 +8,7 @@ THREADS ?= 1
 QUICK   ?= yes
 MINUTES ?= 10
 # Tests of kernels at sizes that plain Python can bear.
-PLAIN   = $(addprefix tests/test_,plain_python.py state.py state_machine.py session.py claims.py options.py)
+PLAIN   = $(addprefix tests/test_,plain_python.py state.py)
 PINNED  = NUMBA_NUM_THREADS=$(THREADS) OPENBLAS_NUM_THREADS=$(THREADS) OMP_NUM_THREADS=$(THREADS)
 
 .PHONY: help dev test test-fast test-1t test-soak soak fuzz test-arm64 coverage lint format docs examples bench bench-compare bench-publish clean-cache

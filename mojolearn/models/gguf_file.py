@@ -14,7 +14,7 @@ import numpy as np
 
 from mojolearn.files import admit_file
 from mojolearn.models.gguf_quants import OTHER_TYPES, TYPES
-from mojolearn.scalars import counted, shown
+from mojolearn.scalars import brief, counted, shown
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -290,7 +290,7 @@ class _Reader:
         name = self.text(what)
         if not name or not name.isprintable():
             raise ValueError(
-                f"{self._file.where}: {what} is {shown(name)}; wanted are one or more printable characters"
+                f"{self._file.where}: {what} is {brief(name)}; wanted are one or more printable characters"
             )
         return name
 

@@ -125,7 +125,7 @@ def with_key(data, key="k"):
         (gguf_bytes(METADATA, {}, counts=(0, 11)), "a metadata key is"),
         (gguf_bytes([("k", 1), ("k", 2)], {}), "the metadata key k appears twice"),
         (gguf_bytes({"": 1}, {}), "wanted are one or more printable"),
-        (gguf_bytes({"a\nb": 1}, {}), r"'a\\nb' \(str\); wanted are one or more printable"),
+        (gguf_bytes({"a\nb": 1}, {}), r"'a\\nb'; wanted are one or more printable"),
         (gguf_bytes({b"\xff": 1}, {}), r"not UTF-8 text \(byte 0\)"),
         (gguf_bytes({"k": b"ab\xff"}, {}), r"k is not UTF-8 text \(byte 2\)"),
         (with_key(b"", key="k" * 2000), "2000 bytes; at most 1024"),

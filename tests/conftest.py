@@ -2,6 +2,7 @@
 
 import os
 
+import numba
 import numpy as np
 import pytest
 import support
@@ -39,3 +40,11 @@ def make_weights():
 def make_block():
     """``make_block(d_model, intermediate, seed, **options)``: a block with random weights."""
     return support.make_block
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before():
+    """The command line sets a number of threads for its process: that of a test counts in no other."""
+    before = numba.get_num_threads()
+    yield
+    numba.set_num_threads(before)

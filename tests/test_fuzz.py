@@ -471,13 +471,13 @@ ATTACKS = {
         "{% set ns = namespace(x=3) %}{% for i in range(99999) %}{% set ns.x = 1 * ns.x * ns.x %}{% endfor %}",
         "{% set x = 'a' * 4000000 %}{{ x ~ x }}",
         "{% set x = 'a' * 4000000 %}{{ (x + x)|length }}",
+        "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}",
+        "{% macro f() %}{{ g() }}{% endmacro %}{% macro g() %}{{ f() }}{% endmacro %}{{ f() }}",
     ],
     "malformed": ["{{ 'x'|urlize }}", "{{ 'x'|random }}", "{{ 'x'|pprint }}", "{% if 1 %}" * 9 + "{{ ("],
     "failed": [
         "{{ " + "(" * 9999 + "1" + ")" * 9999 + " }}",
         "{{ " + "1+" * 9999 + "1 }}",
-        "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}",
-        "{% macro f() %}{{ g() }}{% endmacro %}{% macro g() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{{ '\\ud800' }}",
     ],
 }

@@ -7,13 +7,12 @@ import numpy as np
 
 from mojolearn.admission import settle
 from mojolearn.buffers import first_nonfinite
-from mojolearn.claims import Claim
 from mojolearn.models.decode import CausalLMDecodeSession
 from mojolearn.models.fingerprint import fingerprint
 from mojolearn.models.generate import generate, stream
 from mojolearn.models.ids import admit_ids
 from mojolearn.models.loading import load_parts
-from mojolearn.models.model_state import admit_state, allocate
+from mojolearn.models.model_state import admit_state, allocate, claim_layers
 from mojolearn.models.resume import resume
 from mojolearn.models.scoring import score
 from mojolearn.models.text import chat, generate_text, stream_chat, stream_text
@@ -193,8 +192,9 @@ class CausalLM:
             changed, in any layer.
         """
         ids = admit_ids(ids, self.vocab_size, "CausalLM.forward")
-        held = 0 if state is None else admit_state(state, self.n_layers, *ids.shape, "CausalLM.forward")
-        return self._run(ids, state, held, "CausalLM.forward")
+        with claim_layers(state, "CausalLM.forward"):
+            held = 0 if state is None else admit_state(state, self.n_layers, *ids.shape, "CausalLM.forward")
+            return self._run(ids, state, held, "CausalLM.forward")
 
     def step(self, ids, state):
         """Compute the logits after one more token per row.
@@ -217,8 +217,9 @@ class CausalLM:
             As for `forward`.
         """
         ids = admit_ids(ids, self.vocab_size, "CausalLM.step", step=True)
-        held = admit_state(state, self.n_layers, *ids.shape, "CausalLM.step")
-        return self._run(ids, state, held, "CausalLM.step")[:, 0]
+        with claim_layers(state, "CausalLM.step"):
+            held = admit_state(state, self.n_layers, *ids.shape, "CausalLM.step")
+            return self._run(ids, state, held, "CausalLM.step")[:, 0]
 
     def decode_session(self, state):
         """Open a session on a state: the fast way to many single steps, see `TransformerDecodeSession`.
@@ -248,12 +249,13 @@ class CausalLM:
     def _run(self, ids, state, held, method, *, last=False, session=None):
         """Logits of all positions, or of the last only: every layer's state moves on, or none does.
 
-        Each layer only reads its cache; all are written at the end. session: the one that makes the call, if one does.
+        Each layer only reads its cache; all are written at the end. The caller holds the state, or nobody else
+        knows it. session: the one that makes the call, if one does.
         """
         B, L = ids.shape
         self._check_positions(held + L, method)
         tokens = self._embedding(ids, held).reshape(-1)
-        with self._limit, Claim(() if state is None or session is not None else state.blocks, method):
+        with self._limit:
             if session is not None:
                 tokens, commit = session._advance(tokens, held, method)
                 commits = [commit]

@@ -4,7 +4,7 @@ from mojolearn.admission import settle
 from mojolearn.claims import Claim
 from mojolearn.models.ids import admit_ids
 from mojolearn.models.loading import retold
-from mojolearn.models.model_state import admit_state
+from mojolearn.models.model_state import admit_state, claim_layers
 from mojolearn.stepping import Stepper
 
 NAME = "CausalLMDecodeSession"
@@ -32,17 +32,17 @@ class CausalLMDecodeSession:
 
     def __init__(self, lm, state):
         method = "CausalLM.decode_session"
-        batch_size = getattr(state, "batch_size", 0)
-        admit_state(state, lm.n_layers, batch_size, 0, method)
         self._lm, self._state, self._layers = lm, state, []
-        before = [block_state.session for block_state in state.blocks]
+        before = None
         try:
-            with Claim(state.blocks, method):
+            with claim_layers(state, method):
+                admit_state(state, lm.n_layers, getattr(state, "batch_size", 0), 0, method)
+                before = [block_state.session for block_state in state.blocks]
                 for layer, (block, block_state) in enumerate(zip(lm.blocks, state.blocks, strict=True)):
                     self._layers.append(_open_layer(block, block_state, f"{method}: layer {layer}"))
                 self._stepper = Stepper(self._layers)
         except BaseException:  # an interrupt may come before a session stands in the list: ask the states
-            for block_state, other in zip(state.blocks, before, strict=True):
+            for block_state, other in zip(state.blocks if before else (), before or (), strict=True):
                 if block_state.session is not other:
                     block_state.session.discard()
             raise

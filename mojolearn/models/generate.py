@@ -66,11 +66,13 @@ def generate(self, ids, max_new_tokens, *, greedy=True, seed=None, temperature=1
     }
     options = {name: value for name, value in options.items() if value is not None}
     stream = TokenStream(self, ids, max_new_tokens, "CausalLM.generate", **options)
-    for _ in stream:
-        pass
+    while not stream.over:
+        stream.advance()
     rows = stream.padded()
     rows = np.stack(rows) if len({len(row) for row in rows}) == 1 else rows
-    return rows if logprobs is None else (rows, stream.padded_logprobs())
+    found = rows if logprobs is None else (rows, stream.padded_logprobs())
+    stream.close()  # writes a state, once nothing is left that could fail
+    return found
 
 
 def stream(self, ids, max_new_tokens, **options):

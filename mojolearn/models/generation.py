@@ -4,11 +4,11 @@ from functools import partial
 
 import numpy as np
 
-from mojolearn.admission import admit_state as admit_cache
 from mojolearn.admission import settle
+from mojolearn.models.groups import grouped
 from mojolearn.models.ids import admit_prompts
 from mojolearn.models.logprobs import Logprobs, empty_logprobs, fill_logprobs
-from mojolearn.models.model_state import admit_state, begin_from, replace_state
+from mojolearn.models.model_state import claim_layers, replace_state
 from mojolearn.models.plan import GenerationPlan
 from mojolearn.models.stopping import StopStrings
 from mojolearn.models.suspend import save_stream
@@ -49,8 +49,9 @@ class TokenStream:
     def __init__(self, lm, ids, max_new_tokens, method, *, state=None, **options):
         rows = admit_prompts(ids, lm.vocab_size, method)
         plan = GenerationPlan(lm, len(rows), max_new_tokens, method, **options)
-        groups = _grouped(lm, plan, rows, state, method)
-        self._set(lm, plan, method, rows, groups, state)
+        with claim_layers(state, method):
+            groups = grouped(lm, plan, rows, state, method)
+            self._set(lm, plan, method, rows, groups, state)
         if self.max_new_tokens or state is not None:
             for group in groups:
                 group.logits = lm._run(group.ids, group.state, group.position, method, last=True)[:, 0]
@@ -132,6 +133,12 @@ class TokenStream:
         self._end_if_over()  # where an interrupt came before that
         if not self._open:
             raise StopIteration
+        new = self.advance()
+        self._end_if_over()
+        return new
+
+    def advance(self):
+        """Choose the next tokens; a state is not written before `close`, even if these are the last."""
         new, ran, found = self._plan.pads.copy(), [], []
         for group in self._groups:
             active = [place for place, row in enumerate(group.rows) if self._reasons[row] is None]
@@ -148,7 +155,6 @@ class TokenStream:
         for rows, logits, chosen in found:
             fill_logprobs(self._logprobs, self._count, rows, logits, chosen, self._method)
         settle([partial(self._take, new, self._count, ran)])  # everything has succeeded
-        self._end_if_over()
         return new
 
     def _choose(self, row, logits):
@@ -184,8 +190,13 @@ class TokenStream:
         self._watchers[row] = (at + 1, watcher)
         return found
 
+    @property
+    def over(self):
+        """Have all rows ended?"""
+        return not self.max_new_tokens or None not in self._reasons
+
     def _end_if_over(self):
-        if not self.max_new_tokens or None not in self._reasons:
+        if self.over:
             self.close()
 
     def close(self):
@@ -250,96 +261,3 @@ def _watcher(plan, row, prompt):
         return stop.found
 
     return watch
-
-
-class Group:
-    """Rows whose prompts have one length: they share a state.
-
-    Parameters
-    ----------
-    rows : list of int
-        Places of the rows in the batch.
-    ids : ndarray of int64, shape (len(rows), L)
-        Their prompts.
-    state : CausalLMState
-        The stream's own; holds what comes before.
-    position : int
-        Tokens in the state.
-
-    Attributes
-    ----------
-    logits : ndarray or None
-        Those that the next tokens are chosen from, once they are computed.
-    pending : ndarray or None
-        Tokens that were chosen and not run yet.
-    """
-
-    def __init__(self, rows, ids, state, position):
-        self.rows, self.ids, self.state = rows, ids, state
-        self.position = position
-        self.logits = self.pending = self.session = None
-        self.whole = True
-
-    def next_logits(self, lm, method):
-        """Return the logits behind the last token, which is run first if need be."""
-        self.check_whole(method)
-        if self.pending is not None:
-            self.whole = False
-            if self.session is None:
-                self.session = lm.decode_session(self.state)
-            self.logits = self.session.step(self.pending)
-            self.pending = None
-            self.position += 1
-            self.whole = True
-        return self.logits
-
-    def check_whole(self, method):
-        """Refuse to go on where an interrupt may have come between a token and its logits."""
-        if not self.whole:
-            raise ValueError(f"{method}: the stream was interrupted while it ran a token; begin a new one")
-
-    def settle(self):
-        """Bring the state's buffers up to date."""
-        if self.session is not None:
-            self.session.sync_state()
-
-
-def _grouped(lm, plan, rows, state, method):
-    """Put rows of one length together, each group with a state of its own for all tokens to come."""
-    places = {}
-    for row, ids in enumerate(rows):
-        places.setdefault(len(ids), []).append(row)
-    if state is None:
-        held, run = 0, plan.max_new_tokens - 1  # the last token is given out, not run
-    else:
-        if len(places) > 1:
-            raise ValueError(
-                f"{method}: with a state the prompts must have one length, but they have "
-                f"{', '.join(map(str, sorted(places)))}"
-            )
-        run = plan.max_new_tokens
-        held = _admit_caches(lm, state, len(rows), max(places) + run, method)
-        if held and plan.rules.repetition_penalty != 1:
-            raise ValueError(
-                f"{method}: repetition_penalty needs all tokens of a row, but of the {held} in the state only keys "
-                "and values are known; leave out one of the two"
-            )
-    for length in places:
-        lm._check_positions(held + length + max(run, 0), method)
-    if state is None and not plan.max_new_tokens:
-        return []
-    groups = []
-    for length, members in places.items():
-        ids = np.stack([rows[row] for row in members])
-        room = length + run if state is None else state.max_tokens
-        own = begin_from(state, lm.allocate_state(len(members), room), method)
-        groups.append(Group(members, ids, own, held))
-    return groups
-
-
-def _admit_caches(lm, state, batch_size, length, method):
-    """Check a caller's state, before it is copied, as the layers would; returns the number of tokens it holds."""
-    held = admit_state(state, lm.n_layers, batch_size, length, method)
-    for layer, (block, own) in enumerate(zip(lm.blocks, state.blocks, strict=True)):
-        admit_cache(own, block.options, batch_size, length, f"{method}: layer {layer}")
-    return held

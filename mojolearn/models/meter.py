@@ -22,6 +22,9 @@ MOST_STEPS = 200_000  # lines of a template that are run; a long conversation ta
 MOST_SECONDS = 8.0  # of the thread's own time; the steps end most endless loops before
 LONGEST = 1 << 22  # characters and entries of a value, with all that is inside it
 DEEPEST = 100  # levels of lists and dicts
+MOST_CALLS = (
+    64  # macros and loops that call each other, some five calls of Python each, of which 1000 may be open
+)
 MOST_GROWTH = 1 << 30  # bytes by which the memory of the process may exceed what it ever was
 WIDEST = 10_000  # columns that a text can be padded to, bits of a number
 FILE_NAME = "<template>"  # that of the code Jinja makes
@@ -44,6 +47,7 @@ class Meter:
         self._until = time.thread_time() + MOST_SECONDS
         self._known = {}  # id of a container -> the container, which keeps the id its own, its size and depth
         self._held = 0
+        self._open = 0  # functions of the template that run
 
     def __enter__(self):
         _running.meter = self
@@ -60,11 +64,18 @@ class Meter:
         if frame.f_code.co_filename in UNCOUNTED:
             return None
         self._count()
-        return self.line if frame.f_code.co_filename == FILE_NAME else None
+        if frame.f_code.co_filename != FILE_NAME:
+            return None
+        self._open += 1
+        if self._open > MOST_CALLS:
+            raise Stopped(f"its macros and loops call each other more than {MOST_CALLS} levels deep")
+        return self.line
 
     def line(self, frame, event, argument):
-        """Called by Python for each line of the template."""
+        """Called by Python for each line of the template, and where one of its functions ends or yields."""
         self._count()
+        if event == "return":
+            self._open -= 1
         for value in frame.f_locals.values():
             self.measure(value)
         return self.line

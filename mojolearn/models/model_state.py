@@ -195,8 +195,17 @@ def allocate(blocks, batch_size, max_tokens):
         ) from None
 
 
+def claim_layers(state, method):
+    """Hold all layers for the time of a ``with`` statement, in which they are checked and used.
+
+    What is checked outside may be of another moment: in the midst of another thread's call layers disagree, and after
+    it they hold more tokens.
+    """
+    return Claim(state.blocks if isinstance(state, CausalLMState) else (), method)
+
+
 def admit_state(state, n_layers, B, L, method):
-    """Check all layers before the first one runs.
+    """Check all layers before the first one runs; the caller holds them (`claim_layers`).
 
     Parameters
     ----------

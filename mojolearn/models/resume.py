@@ -5,7 +5,8 @@ import json
 import numpy as np
 
 from mojolearn.archive import read_fields
-from mojolearn.models.generation import Group, TokenStream
+from mojolearn.models.generation import TokenStream
+from mojolearn.models.groups import Group
 from mojolearn.models.logprobs import Logprobs
 from mojolearn.models.plan import GenerationPlan
 from mojolearn.models.suspend import FORMAT, tokenizer_hash

@@ -1,9 +1,8 @@
 """The state of a whole model in one file: that of each layer, as `mojolearn.saved_state` keeps one."""
 
 from mojolearn.archive import admit_target, read_fields, write_fields
-from mojolearn.claims import Claim
 from mojolearn.models.causal_lm import CausalLM
-from mojolearn.models.model_state import check_layers
+from mojolearn.models.model_state import check_layers, claim_layers
 from mojolearn.saved_state import (
     admit_model,
     check_geometry,
@@ -24,11 +23,10 @@ def save_model_state(state, path, model):
     """Write a state into a file; see `CausalLMState.save`."""
     target = admit_target(path, SAVE)
     admit_model(model, CausalLM, SAVE)
-    check_layers(state, SAVE)
-    if model is not None:
-        _check_layers_of(state, model, f"{SAVE}: ")
-    with Claim(state.blocks, SAVE):
-        check_layers(state, SAVE)  # another thread may have moved it on since
+    with claim_layers(state, SAVE):
+        check_layers(state, SAVE)
+        if model is not None:
+            _check_layers_of(state, model, f"{SAVE}: ")
         fields = head(FORMAT, model) | {"layers": len(state.blocks)}
         for layer, block in enumerate(state.blocks):
             where = f"{SAVE}: layer {layer}"

@@ -234,6 +234,7 @@ ATTACKS = {
     "stopped": [
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
         "{% macro f() %}{% for i in range(9) %}{{ f() }}{% endfor %}{% endmacro %}{{ 'a' * 10**9 }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{{ 'a' * 10 ** 10 }}",
         "{{ 10 ** 100000 }}",
         "{{ messages|tojson(indent=10**9) }}",
@@ -257,7 +258,6 @@ ATTACKS = {
         "{{ range(10 ** 9)|length }}",
         "{% include 'x' %}",
         "{{ 1 / 0 }}",
-        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
     ],
     "malformed: line 2": ["x\n{% if %}", "x\n{{ ", "x\n{% import os %}"],
 }

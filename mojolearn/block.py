@@ -16,7 +16,9 @@ from mojolearn.admission import (
 from mojolearn.allocation import allocate
 from mojolearn.buffers import admit_input, admit_lengths
 from mojolearn.claims import Claim
+from mojolearn.describe import described
 from mojolearn.fingerprint import block_fingerprint
+from mojolearn.insides import DO_NOT_LOOK, admit_look
 from mojolearn.kernels.cache import commit_parallel, commit_serial
 from mojolearn.layers import NOTHING
 from mojolearn.options import BlockOptions
@@ -38,9 +40,8 @@ class TransformerBlock:
         h = norm(x);   r = x + o_proj(attention(rope(q_proj(h)), rope(k_proj(h)), v_proj(h)))
         h = norm(r);   y = r + down_proj(act(gate_proj(h)) * up_proj(h))
 
-    Options move the norms, set the MLP beside attention, and change each of the parts.
-
-    Every output bit is fixed by the numerics page: it does not depend on threads, batch, chunks or processor.
+    Options move the norms, set the MLP beside attention, and change each of the parts. Every output bit is fixed by the
+    numerics page: it does not depend on threads, batch, chunks or processor.
 
     Parameters
     ----------
@@ -110,9 +111,7 @@ class TransformerBlock:
                  residual="sequential", residual_multiplier=1.0, mlp="swiglu", mlp_bias=False, qk_norm=False,
                  qk_norm_bias=False, attn_softcap=None, attn_scale=None, weight_format="float32",
                  threads=None):  # fmt: skip
-        given = {
-            name: value for name, value in locals().items() if name not in ("self", "weights", "threads")
-        }
+        given = {k: v for k, v in locals().items() if k not in ("self", "weights", "threads")}
         set_once = partial(object.__setattr__, self)
         set_once("_limit", Limit(admit_threads(threads, "threads", NAME)))
         d_model, intermediate_size = infer_sizes(weights)
@@ -153,16 +152,7 @@ class TransformerBlock:
         return self._fingerprint
 
     def __repr__(self):
-        o = self.options
-        defaults = BlockOptions(d_model=o.d_model, intermediate_size=o.intermediate_size, n_heads=o.n_heads,
-                                head_dim=o.head_dim).as_dict()  # fmt: skip
-        special = "".join(
-            f", {k}={v!r}" for k, v in o.as_dict().items() if v != defaults[k] and k != "n_kv_heads"
-        )
-        return (
-            f"TransformerBlock(d_model={o.d_model}, n_heads={o.n_heads}, n_kv_heads={o.n_kv_heads}, "
-            f"head_dim={o.head_dim}, intermediate_size={o.intermediate_size}{special}, {self.nbytes / 2**20:.1f} MiB)"
-        )
+        return described(self.options, self.nbytes)
 
     def weights(self):
         """The weights as they were given, in storage format.
@@ -205,7 +195,7 @@ class TransformerBlock:
         """
         return allocate(self.options, batch_size, max_tokens, f"{NAME}.allocate_state")
 
-    def forward(self, x, state=None, *, lengths=None):
+    def forward(self, x, state=None, *, lengths=None, return_hidden=False, return_attention=False):
         """Process L tokens of each sequence.
 
         Parameters
@@ -217,15 +207,23 @@ class TransformerBlock:
             kept.
         lengths : sequence of int, optional
             Only without a state: row i has lengths[i] real tokens, and what stands after them is never read.
+        return_hidden : bool or list of str, default False
+            Return also what stands between the steps, by the names of `mojolearn.insides.HIDDEN`: all, or these.
+        return_attention : bool, default False
+            Return also the weights of attention.
 
         Returns
         -------
-        ndarray of float32, shape (B, L, d_model)
-            C-contiguous; with ``lengths``, +0.0 after the real tokens.
+        y : ndarray of float32, shape (B, L, d_model)
+            C-contiguous; with ``lengths``, +0.0 after the real tokens. Without ``return_...`` this alone.
+        hidden : dict of str to ndarray of float32, shape (B, L, width)
+            With ``return_hidden``; docs/guide/insides.md says what each is.
+        attention : ndarray of float32, shape (B, n_heads, L, cached_tokens + L)
+            With ``return_attention``: what a token gives to positions 0, 1, ...; 0 where it does not see one.
 
         Raises
         ------
-        TypeError, ValueError
+        TypeError, ValueError, MemoryError
             For inputs that do not fit (shape, dtype, NaN or infinity, no room, ...), and when an output, a new key or a
             new value would not be finite in float32. The state is then unchanged, to the byte.
 
@@ -235,11 +233,12 @@ class TransformerBlock:
         """
         method = f"{NAME}.forward"
         x = admit_input(x, self.options.d_model, method)
+        look = admit_look(return_hidden, return_attention, method)
         if lengths is None:
-            return self._call(x, state, method)
+            return self._call(x, state, method, look)
         if state is not None:
             raise ValueError(f"{method}: lengths goes without a state; give state=None, or call row by row")
-        return forward_ragged(self, x, admit_lengths(lengths, x.shape[0], x.shape[1], method), method)
+        return forward_ragged(self, x, admit_lengths(lengths, x.shape[0], x.shape[1], method), method, look)
 
     __call__ = forward
 
@@ -270,9 +269,7 @@ class TransformerBlock:
         method = f"{NAME}.step"
         x = admit_input(x, self.options.d_model, method, step=True)
         if state is None:
-            raise TypeError(
-                f"{method}: state must be a TransformerState, not None; without a state use forward"
-            )
+            raise TypeError(f"{method}: state must be a TransformerState, not None; forward goes without one")
         return self._call(x, state, method)
 
     def decode_session(self, state):
@@ -301,14 +298,14 @@ class TransformerBlock:
         with self._limit:
             return TransformerDecodeSession(self, state)
 
-    def _call(self, x, state, method):
+    def _call(self, x, state, method, look=DO_NOT_LOOK):
         """`forward` after its input was admitted."""
         with self._limit, Claim([state], method):
-            y, commit = self._advance(x.reshape(-1), *x.shape[:2], state, method)
+            y, commit = self._advance(x.reshape(-1), *x.shape[:2], state, method, look=look)
             settle([commit])
-        return y.reshape(x.shape)
+        return look.answer(y.reshape(x.shape))
 
-    def _advance(self, tokens, B, L, state, method, session=None):
+    def _advance(self, tokens, B, L, state, method, session=None, look=DO_NOT_LOOK):
         """Compute the outputs of flat tokens (B, L, d_model), and what writes the state: (y, commit).
 
         Nothing of the caller's has changed before ``commit`` is called. Without a state there is nothing to write.
@@ -316,7 +313,8 @@ class TransformerBlock:
         o = self.options
         cached = 0 if state is None else admit_state(state, o, B, L, method, session)
         check_positions(cached + L, o.max_positions, self._positions, method)
-        if state is not None and L == 1:
+        look.begin(B, L)
+        if state is not None and L == 1 and look is DO_NOT_LOOK:
             y, new_k, new_v = step_block(self._pipeline, state, tokens, cached, method)
         else:
             check_finite(tokens, f"{method}: x", (B, L, o.d_model))
@@ -327,7 +325,7 @@ class TransformerBlock:
             buffers = (NOTHING, NOTHING) if state is None else (state._k, state._v)
             frequencies = self._pipeline.frequencies(L if state is None else state.max_tokens)
             y, new_k, new_v = self._outputs(tokens, starts, positions, frequencies, L, cached, buffers,
-                                            method)  # fmt: skip
+                                            method, look)  # fmt: skip
         if state is None:
             return y, do_nothing
         work = (cached if o.window == 0 else L) * B * o.kv_width
@@ -336,12 +334,13 @@ class TransformerBlock:
             B * o.n_kv_heads, cached, L, o.head_dim, o.window, state._held,
         )  # fmt: skip
 
-    def _outputs(self, tokens, starts, positions, frequencies, longest, cached, buffers, method):
+    def _outputs(self, tokens, starts, positions, frequencies, longest, cached, buffers, method, look):
         """Outputs, new keys and new values of packed tokens over a cache; refused unless all are finite."""
         k_cache, v_cache = buffers
         attend = partial(self._pipeline.attend, starts=starts, longest=longest, cached=cached, k_cache=k_cache,
                          v_cache=v_cache)  # fmt: skip
-        y, new_k, new_v = self._pipeline.run(tokens, starts, positions, frequencies, attend)
+        attend = look.watched(self._pipeline, attend, starts, longest, cached, k_cache)
+        y, new_k, new_v = self._pipeline.run(tokens, starts, positions, frequencies, attend, look)
         check_overflow(y, new_k, new_v, method)
         return y, new_k, new_v
 

@@ -48,7 +48,7 @@ def warmup(target="float32"):
     x = np.ones((1, 2, 2), np.float32)
     with threads.both_twins():
         threads.run(softcap_serial, softcap_parallel, 1, 0, np.zeros(_jit.LANES, np.float32), np.float32(1))
-        block.forward(x, state)
+        block.forward(x, state, return_attention=True)
         block.step(x[:, 0], state)
         with block.decode_session(state) as session:
             session.step(x[:, 0])

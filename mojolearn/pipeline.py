@@ -101,7 +101,7 @@ class Pipeline:
         sets = [padded_frequencies(self.options, length) for length in chosen]
         return (sets[0], 0) if len(set(chosen)) == 1 else (np.concatenate(sets), sets[0].size)
 
-    def run(self, tokens, starts, positions, frequencies, attend):
+    def run(self, tokens, starts, positions, frequencies, attend, look):
         """The block over packed tokens: norm, projections, attention, residual, norm, MLP, residual.
 
         Parameters
@@ -116,6 +116,8 @@ class Pipeline:
             What `frequencies` gives for the rows.
         attend : callable
             ``attend(qkv, new_k, new_v)`` gives the contexts: `attend` with the rest filled in.
+        look : Look or NoLook
+            ``look(name, rows)`` sees, under the names of `mojolearn.insides.HIDDEN`, the rows between the steps.
 
         Returns
         -------
@@ -125,16 +127,24 @@ class Pipeline:
             What a cache would hold of these tokens: for each row (KV, length, HD).
         """
         n = positions.size
+        look("input", tokens)
         h = self._normed("input_layernorm", tokens, n)
+        look("attention_input", h)
         qkv = self.qkv.flat(h, n)
         new_k, new_v = self._arrange(qkv, starts, positions, frequencies)
         context = attend(qkv, new_k, new_v)
+        look("context", context)
         residual = self._added("attention_output_norm", self.out, context, n, tokens)
+        look("middle", residual)
         if self.options.second_norm:
             source = residual if self.options.residual == "sequential" else tokens
             h = self._normed("post_attention_layernorm", source, n)
+        look("mlp_input", h)
         hidden = self.up.flat(h, n)
-        return self._added("mlp_output_norm", self.down, hidden, n, residual), new_k, new_v
+        look("mlp_hidden", hidden)
+        y = self._added("mlp_output_norm", self.down, hidden, n, residual)
+        look("output", y)
+        return y, new_k, new_v
 
     def _normed(self, name, x, n):
         """The norm of this name of n rows; the rows themselves where the block has no such norm."""

@@ -19,8 +19,9 @@ from mojolearn.weights import admit_weights, infer_sizes, widen
 
 @np.errstate(over="ignore")  # exp(-x) of a very negative x is infinite, and x / infinity the right 0
 def reference_block(
-    x, weights, options, *, past=None, position=None, lengths=None, max_tokens=None, dtype=np.float64
-):
+    x, weights, options, *, past=None, position=None, lengths=None, max_tokens=None, dtype=np.float64,
+    return_attention=False,
+):  # fmt: skip
     """Run one block over L new tokens of each row.
 
     Parameters
@@ -42,6 +43,8 @@ def reference_block(
         choose. The default is the number of tokens of each row up to the end of this call.
     dtype : dtype, default float64
         Precision of the computation.
+    return_attention : bool, default False
+        Return also the weights of attention.
 
     Returns
     -------
@@ -49,6 +52,8 @@ def reference_block(
         The output; 0 in the padding.
     keys, values : ndarray of shape (B, KV, S + L, HD)
         Those of `past` and of the new tokens: the `past` of the next call.
+    attention : ndarray of shape (B, H, L, S + L)
+        With `return_attention` only: the weight of each key for each new token; 0 in the padding.
 
     Raises
     ------
@@ -99,7 +104,9 @@ def reference_block(
     if past is not None:
         k = np.concatenate([past[0], k], axis=2).astype(dtype)
         v = np.concatenate([past[1], v], axis=2).astype(dtype)
-    mixed = linear(merge_heads(attend(q, k, v, positions, o)), w, "o_proj")
+    attention = attention_weights(q, k, positions, o)
+    context = attention @ np.repeat(v, o.group, axis=1)  # each value once per query head
+    mixed = linear(merge_heads(context), w, "o_proj")
     residual = x + o.residual_multiplier * norm(mixed, w, "attention_output_norm", o)
 
     # MLP: after attention, or beside it.
@@ -111,7 +118,8 @@ def reference_block(
     activation = ACTIVATIONS[o.activation]
     inner = activation(linear(h, w, "gate_proj")) * up if o.gated else activation(up)
     y = residual + o.residual_multiplier * norm(linear(inner, w, "down_proj"), w, "mlp_output_norm", o)
-    return np.where(real[:, :, None], y, 0), k, v
+    y = np.where(real[:, :, None], y, 0)
+    return (y, k, v, np.where(real[:, None, :, None], attention, 0)) if return_attention else (y, k, v)
 
 
 def linear(x, w, name):
@@ -236,12 +244,12 @@ def rotate(u, angle, o):
     return turned
 
 
-def attend(q, k, v, positions, o):
-    """Mix the values that each query sees, weighted by the softmax of its scores: (B, H, L, HD).
+def attention_weights(q, k, positions, o):
+    """The softmax of the scores of each query with the keys that it sees, 0 for the others: (B, H, L, S + L).
 
     The last key stands at the last of `positions`, those before it at the positions before.
     """
-    k, v = np.repeat(k, o.group, axis=1), np.repeat(v, o.group, axis=1)  # one per query head
+    k = np.repeat(k, o.group, axis=1)  # one per query head
     scores = (q @ k.swapaxes(2, 3)) * (o.head_dim**-0.5 if o.attn_scale is None else o.attn_scale)
     if o.attn_softcap is not None:
         scores = o.attn_softcap * np.tanh(scores / o.attn_softcap)
@@ -254,7 +262,7 @@ def attend(q, k, v, positions, o):
     scores = np.where(seen, scores, -np.inf)
 
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return (weights / weights.sum(axis=-1, keepdims=True)) @ v
+    return weights / weights.sum(axis=-1, keepdims=True)
 
 
 def silu(x):

@@ -46,7 +46,7 @@ def main():
             options = random_options(np.random.default_rng(seed))
             block = make_block(**options)
             x = uniform(np.random.default_rng(seed), (1, 5, block.d_model))
-            block.forward(x, block.allocate_state(1, 8))
+            block.forward(x, block.allocate_state(1, 8), return_attention=True)
     with threads.both_twins():
         log_softmax(uniform(np.random.default_rng(0), (3, 50)), "main")
 
@@ -55,6 +55,8 @@ def main():
     compiled = {k.py_func.__name__: "".join(k.inspect_llvm().values()) for k in kernels.values()}
     assert compiled["linear_serial"]
     assert compiled["linear_parallel"]
+    assert compiled["weights_serial"]
+    assert compiled["weights_parallel"]
     assert compiled["exp_sums_serial"]
     assert compiled["exp_sums_parallel"]
     assert FLOAT64.search(compiled["cos_sin_large"])

@@ -112,6 +112,7 @@ BELOW = {
     "kernels.simd_numpy": {"_jit", "float32", "weights"},
     "kernels.vmath": {"_jit", "kernels.simd"},
     "kernels.sums": {"_jit", "kernels.simd"},
+    "kernels.attention_weights": {"_jit", "kernels.attention", "kernels.simd"},
     "kernels.linear": VECTOR_LAYER | {"kernels.activation"},
     "kernels.rotary": VECTOR_LAYER | {"kernels.norm"},
     "kernels.decode": VECTOR_LAYER | {"kernels.resident"},

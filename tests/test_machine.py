@@ -26,6 +26,7 @@ with event.install_recorder("numba:compile") as recorder:
     block.forward(x, state)
     block.step(x[:, 0], state)
     block.forward(x, lengths=[3, 200])
+    block.forward(x[:, :9], return_attention=True, return_hidden=True)
     with block.decode_session(state) as session:
         session.step(x[:, 0])
         session.forward(x[:, :2])

@@ -57,6 +57,8 @@ def outputs():
             y += [session.step(x[:, t]) for t in (3, 4)]
         y = np.concatenate(y, axis=1)
         digest = hashlib.sha256(bits(y).tobytes() + state.keys().tobytes() + state.values().tobytes())
+        _, attention = block.forward(x, return_attention=True)
+        digest.update(bits(attention).tobytes())
         yield f"{name} {digest.hexdigest()}"
 
 
@@ -77,6 +79,7 @@ def every_kind(folder):
         with block.decode_session(state) as session:
             yield from (session.step(x[:, t]) for t in (19, 20))
         yield block.forward(x[:, :3].repeat(2, axis=0), lengths=[1, 3])
+        yield block.forward(x, return_attention=True)[1]
     lm = CausalLM.load(write_model(folder / "model"))
     yield lm.forward([[1, 2, 3], [4, 5, 6]])
     yield Head(uniform(rng, (20, 8)), softcap=3.0)(uniform(rng, (3, 8)))

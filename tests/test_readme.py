@@ -47,7 +47,9 @@ def test_shell_blocks_of_the_command_line_run(tmp_path):
         assert done.stdout or ">" in line
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/guide/state.md", "docs/guide/generation.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", *(f"docs/guide/{page}.md" for page in ("state", "generation", "insides"))]
+)
 def test_there_are_blocks(name):
     assert len(blocks(ROOT / name, "python")) > 1
 

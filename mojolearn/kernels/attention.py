@@ -175,19 +175,18 @@ def sees(first_seen, last_seen, position):
 
 
 @part
-def attend_block(qkv, width, q_column, token, length, first_row, k_cache, v_cache, cache_at, slots, cached,
-                 new_k, new_v, new_at, group, head_dim, window, scale, softcap, out, out_width,
-                 scratch, at):  # fmt: skip
-    """Attention of LANES rows, from first_row on, of one row of the batch and one kv head.
+def weigh_block(qkv, width, q_column, token, length, first_row, k_cache, cache_at, slots, cached, new_k, new_at, group,
+                head_dim, window, scale, softcap, scratch, at):  # fmt: skip
+    """Weights of LANES rows, from first_row on, of one row of the batch and one kv head, into scratch.
 
     token: the first token of this row of the batch; length: its number of new tokens; q_column: where the
-    group's query heads start in a row of qkv, and its context in a row of out; cache_at, new_at: where this
-    (row, kv head) starts in the cache and among the new keys.
+    group's query heads start in a row of qkv; cache_at, new_at: where this (row, kv head) starts in the cache and
+    among the new keys. Returns where the weights are, the positions of the first and the last key, and between which
+    positions (both included) all rows see each key.
     """
     n_rows = length * group
     q_at = at
-    context_at = q_at + head_dim * LANES
-    first_seen_at = context_at + head_dim * LANES
+    first_seen_at = q_at + 2 * head_dim * LANES  # after the context
     last_seen_at = first_seen_at + LANES
     partial_at = last_seen_at + LANES
     leaf = leaf_length(head_dim)
@@ -207,7 +206,6 @@ def attend_block(qkv, width, q_column, token, length, first_row, k_cache, v_cach
     first_seen, last_seen = load(scratch, first_seen_at), load(scratch, last_seen_at)
     first_key = max(0, lowest - window + 1) if window > 0 else 0
     all_see_from = max(0, highest - window + 1) if window > 0 else 0
-    n_keys = highest + 1 - first_key
 
     # Scores, run by run.
     j = first_key
@@ -231,7 +229,24 @@ def attend_block(qkv, width, q_column, token, length, first_row, k_cache, v_cach
                 scratch, s_at, select(sees(first_seen, last_seen, j), load(scratch, s_at), splat(-INFINITY))
             )
 
-    softmax(scratch, scores_at, n_keys)
+    softmax(scratch, scores_at, highest + 1 - first_key)
+    return scores_at, first_key, highest, all_see_from, lowest
+
+
+@part
+def attend_block(qkv, width, q_column, token, length, first_row, k_cache, v_cache, cache_at, slots, cached,
+                 new_k, new_v, new_at, group, head_dim, window, scale, softcap, out, out_width,
+                 scratch, at):  # fmt: skip
+    """Attention of these rows; their contexts go to a row of out from q_column on. Other arguments: `weigh_block`."""
+    n_rows = length * group
+    context_at = at + head_dim * LANES
+    first_seen_at = context_at + head_dim * LANES
+    last_seen_at = first_seen_at + LANES
+    scores_at, first_key, highest, all_see_from, lowest = weigh_block(
+        qkv, width, q_column, token, length, first_row, k_cache, cache_at, slots, cached, new_k, new_at, group,
+        head_dim, window, scale, softcap, scratch, at,
+    )  # fmt: skip
+    first_seen, last_seen = load(scratch, first_seen_at), load(scratch, last_seen_at)
 
     # Values, run by run; where not all rows see a key, key by key.
     for d in range(head_dim):

@@ -11,6 +11,7 @@ from mojolearn.models.decode import CausalLMDecodeSession
 from mojolearn.models.fingerprint import fingerprint
 from mojolearn.models.generate import generate, stream
 from mojolearn.models.ids import admit_ids
+from mojolearn.models.insides import DO_NOT_LOOK, admit_look, embed, unembed
 from mojolearn.models.loading import load_parts
 from mojolearn.models.model_state import admit_state, allocate, claim_layers
 from mojolearn.models.resume import resume
@@ -170,7 +171,7 @@ class CausalLM:
         """
         return allocate(self.blocks, batch_size, max_tokens)
 
-    def forward(self, ids, state=None):
+    def forward(self, ids, state=None, *, return_hidden=False, return_attention=False):
         """Compute the logits at every position.
 
         Parameters
@@ -179,22 +180,34 @@ class CausalLM:
             Token ids.
         state : CausalLMState, optional
             Continue after the tokens it holds, and add these; None starts afresh and keeps nothing.
+        return_hidden : bool or list, default False
+            Return also hidden states: all, or those named: "embed" (before the first layer), "block_0" and so on (after
+            a layer, which may be given as its number; before any norm of the next), "final_norm" (what the head reads),
+            "block_2.context" and so on (inside a layer, see `mojolearn.insides.HIDDEN`).
+        return_attention : bool or list of int, default False
+            Return also the weights of attention, of all layers or of these.
 
         Returns
         -------
-        ndarray of float32, shape (B, L, vocab_size)
-            ``[:, t]`` predicts the token after ``ids[:, t]``.
+        logits : ndarray of float32, shape (B, L, vocab_size)
+            ``[:, t]`` predicts the token after ``ids[:, t]``. Without ``return_...`` this alone.
+        hidden : dict of str to ndarray of float32, shape (B, L, d_model)
+            With ``return_hidden``. True gives "embed", those after all layers, and "final_norm" if the model has one.
+        attention : dict of int to ndarray of float32, shape (B, n_heads, L, S + L)
+            With ``return_attention``, by layer: what a token gives to positions 0, 1, ..., of which S were in the state
+            before; 0 where it does not see one.
 
         Raises
         ------
-        TypeError, ValueError
-            The ids or the state are not usable, or there is no room for L more tokens. The state has then not
-            changed, in any layer.
+        TypeError, ValueError, MemoryError
+            The ids or the state are not usable, there is no room for L more tokens, or a name is not known. The state
+            has then not changed, in any layer.
         """
+        look = admit_look(self, return_hidden, return_attention, "CausalLM.forward")
         ids = admit_ids(ids, self.vocab_size, "CausalLM.forward")
         with claim_layers(state, "CausalLM.forward"):
             held = 0 if state is None else admit_state(state, self.n_layers, *ids.shape, "CausalLM.forward")
-            return self._run(ids, state, held, "CausalLM.forward")
+            return look.answer(self._run(ids, state, held, "CausalLM.forward", look=look))
 
     def step(self, ids, state):
         """Compute the logits after one more token per row.
@@ -246,7 +259,7 @@ class CausalLM:
         with self._limit:
             return CausalLMDecodeSession(self, state)
 
-    def _run(self, ids, state, held, method, *, last=False, session=None):
+    def _run(self, ids, state, held, method, *, last=False, session=None, look=DO_NOT_LOOK):
         """Logits of all positions, or of the last only: every layer's state moves on, or none does.
 
         Each layer only reads its cache; all are written at the end. The caller holds the state, or nobody else
@@ -263,11 +276,15 @@ class CausalLM:
                 commits = []
                 for layer, block in enumerate(self.blocks):
                     block_state = None if state is None else state.blocks[layer]
-                    tokens, commit = block._advance(tokens, B, L, block_state, f"{method}: layer {layer}")
+                    tokens, commit = block._advance(
+                        tokens, B, L, block_state, f"{method}: layer {layer}", look=look.at(layer)
+                    )
                     commits.append(commit)
             rows = tokens.reshape(B, L, -1)[:, -1:] if last else tokens
             rows = np.ascontiguousarray(rows).reshape(-1, self.d_model)
-            logits = self._head(rows if self._norm is None else self._norm(rows))
+            rows = rows if self._norm is None else self._norm(rows)
+            look.final_norm(rows, B, L)
+            logits = self._head(rows)
             if first_nonfinite(logits) is not None:
                 raise ValueError(
                     f"{method}: a logit is too large for float32; the weights are too large (a state is unchanged)"
@@ -282,7 +299,9 @@ class CausalLM:
                 "CausalLM.load(..., max_positions=...) sets another ceiling"
             )
 
-    # What makes text stands in files of its own; each is a function whose first argument is the model.
+    # The rest stands in files of its own; each is a function whose first argument is the model.
+    embed = embed
+    unembed = unembed
     generate = generate
     stream = stream
     resume = resume

@@ -64,7 +64,7 @@ docs:  ## the pages under docs/ as a site in docs/_build; warnings are errors (w
 	$(BIN)python -m sphinx -W -b html docs docs/_build
 
 examples:  ## every example runs alone and asserts what it claims
-	@for example in examples/*.py; do [ -e "$$example" ] || continue; echo "$$example"; $(BIN)python "$$example" || exit 1; done
+	@for example in examples/*.py; do [ -e "$$example" ] || continue; echo "$$example"; MPLBACKEND=agg $(BIN)python "$$example" || exit 1; done
 
 bench:  ## one sample of every benchmark, this environment (ONLY=name, THREADS=2; QUICK= measures and records)
 	cd asv_benchmarks && $(ASV) machine --yes >/dev/null && $(PINNED) $(ASV) run -E existing --show-stderr \

@@ -230,7 +230,7 @@ def test_only_what_is_asked_for_comes_back(rng):
         ({"return_attention": [0]}, TypeError, "return_attention must be True or False"),
         ({"return_hidden": None}, TypeError, "return_hidden must be True, False or a list of names, not None"),
         ({"return_hidden": "middle"}, TypeError, "return_hidden must be True, False or a list of names"),
-        ({"return_hidden": ["midle"]}, ValueError, r"holds 'midle' \(did you mean 'middle'\?\); the names are input"),
+        ({"return_hidden": ["context_"]}, ValueError, r"holds 'context_' \(did you mean 'context'\?\); the names"),
         ({"return_hidden": [3]}, TypeError, r"return_hidden must hold names, not 3 \(int\)"),
     ],
 )  # fmt: skip

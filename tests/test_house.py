@@ -17,7 +17,8 @@ TREES = {name: ast.parse(path.read_text("utf-8"), str(path)) for name, path in F
 KERNELS = [name for name in FILES if name.startswith("kernels.")]
 MODELS = [name for name in FILES if name == "models" or name.startswith("models.")]
 CLI = [name for name in FILES if name in ("__main__", "cli") or name.startswith("cli.")]
-OUTSIDE_MODELS = [name for name in FILES if name not in MODELS and name not in CLI and name != "__init__"]
+INTEGRATIONS = [name for name in FILES if name.partition(".")[0] == "integrations"]
+OUTSIDE_MODELS = [name for name in FILES if name not in (*MODELS, *CLI, *INTEGRATIONS, "__init__")]
 
 # These run, and can be read, without Numba.
 NO_NUMBA = [
@@ -163,6 +164,12 @@ def test_blocks_do_not_know_models(name):
 @pytest.mark.parametrize("name", [name for name in FILES if name not in CLI])
 def test_the_library_does_not_know_its_command_line(name):
     assert not inner(name) & set(CLI)
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name not in INTEGRATIONS])
+def test_the_library_does_not_know_its_integrations(name):
+    assert not inner(name) & set(INTEGRATIONS)
+    assert not outer(name) & {"sklearn", "pandas", "scipy"}
 
 
 @pytest.mark.parametrize("name", FILES)

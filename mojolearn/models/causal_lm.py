@@ -8,6 +8,7 @@ import numpy as np
 from mojolearn.admission import settle
 from mojolearn.buffers import first_nonfinite
 from mojolearn.models.decode import CausalLMDecodeSession
+from mojolearn.models.features import features
 from mojolearn.models.fingerprint import fingerprint
 from mojolearn.models.generate import generate, stream
 from mojolearn.models.ids import admit_ids
@@ -64,6 +65,9 @@ class CausalLM:
 
     def __setattr__(self, name, value):
         raise AttributeError(f"CausalLM: {name} cannot be set; a model never changes, load another one")
+
+    def __deepcopy__(self, memo):
+        return self  # as it never changes; what is cloned with a model in it shares the model
 
     @property
     def threads(self):
@@ -302,6 +306,7 @@ class CausalLM:
     # The rest stands in files of its own; each is a function whose first argument is the model.
     embed = embed
     unembed = unembed
+    features = features
     generate = generate
     stream = stream
     resume = resume

@@ -104,8 +104,7 @@ def reference_block(
     if past is not None:
         k = np.concatenate([past[0], k], axis=2).astype(dtype)
         v = np.concatenate([past[1], v], axis=2).astype(dtype)
-    attention = attention_weights(q, k, positions, o)
-    context = attention @ np.repeat(v, o.group, axis=1)  # each value once per query head
+    context, attention = attend(q, k, v, positions, o)
     mixed = linear(merge_heads(context), w, "o_proj")
     residual = x + o.residual_multiplier * norm(mixed, w, "attention_output_norm", o)
 
@@ -244,12 +243,13 @@ def rotate(u, angle, o):
     return turned
 
 
-def attention_weights(q, k, positions, o):
-    """The softmax of the scores of each query with the keys that it sees, 0 for the others: (B, H, L, S + L).
+def attend(q, k, v, positions, o):
+    """Mix the values that each query sees, weighted by the softmax of its scores: (B, H, L, HD).
 
-    The last key stands at the last of `positions`, those before it at the positions before.
+    The last key stands at the last of `positions`, those before it at the positions before. Returns the weights too,
+    (B, H, L, S + L), 0 for keys that a query does not see.
     """
-    k = np.repeat(k, o.group, axis=1)  # one per query head
+    k, v = np.repeat(k, o.group, axis=1), np.repeat(v, o.group, axis=1)  # one per query head
     scores = (q @ k.swapaxes(2, 3)) * (o.head_dim**-0.5 if o.attn_scale is None else o.attn_scale)
     if o.attn_softcap is not None:
         scores = o.attn_softcap * np.tanh(scores / o.attn_softcap)
@@ -262,7 +262,8 @@ def attention_weights(q, k, positions, o):
     scores = np.where(seen, scores, -np.inf)
 
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return weights @ v, weights
 
 
 def silu(x):

@@ -1,7 +1,9 @@
 """lm.features, and the same as a transformer of scikit-learn: a text's vector depends on the text alone."""
 
 import copy
+import importlib
 import pickle
+import sys
 import warnings
 
 import numpy as np
@@ -261,6 +263,15 @@ class TestTextFeatures:
         transformer = TextFeatures(lm, tokenizer=silent).fit(["a"])
         with pytest.raises(ValueError, match=r"^TextFeatures\.transform: X\[1\] has no tokens"):
             transformer.transform(["a", ""])
+
+
+def test_without_scikit_learn(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.base", None)
+    monkeypatch.delitem(sys.modules, "mojolearn.integrations.sklearn")
+    with pytest.raises(
+        ImportError, match=r"^mojolearn\.integrations\.sklearn: the package scikit-learn is not installed"
+    ):
+        importlib.import_module("mojolearn.integrations.sklearn")
 
 
 def test_models_are_not_copied(lm):

@@ -1,14 +1,20 @@
 """A model as a transformer of scikit-learn: texts in, features out (the extra ``sklearn``)."""
 
 import numpy as np
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils.validation import check_is_fitted
 
 from mojolearn.models import BUILT_IN
 from mojolearn.models.causal_lm import CausalLM
 from mojolearn.models.features import POOLINGS, admit_layer
 from mojolearn.models.tokenizer import Tokenizer
 from mojolearn.scalars import admit_choice, admit_integer, kind
+
+try:
+    from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+    from sklearn.utils.validation import check_is_fitted
+except ImportError as error:
+    raise ImportError(
+        "mojolearn.integrations.sklearn: the package scikit-learn is not installed; `pip install scikit-learn` does it"
+    ) from error
 
 NAME = "TextFeatures"
 

@@ -269,7 +269,7 @@ class TransformerBlock:
         method = f"{NAME}.step"
         x = admit_input(x, self.options.d_model, method, step=True)
         if state is None:
-            raise TypeError(f"{method}: state must be a TransformerState, not None; forward goes without one")
+            raise TypeError(f"{method}: state must be a TransformerState, not None; without one use forward")
         return self._call(x, state, method)
 
     def decode_session(self, state):

@@ -22,7 +22,7 @@ from mojolearn.__main__ import main
 from mojolearn.cli import chat as chat_command
 from mojolearn.cli import options as cli_options
 from mojolearn.kernels import bandwidth
-from mojolearn.models import BUILT_IN, describe, verification
+from mojolearn.models import BUILT_IN, describe
 from mojolearn.models.causal_lm import CausalLM
 from mojolearn.models.generation import TokenStream
 
@@ -389,51 +389,6 @@ class TestInfo:
     def test_memory_of_this_machine(self):
         available = describe.available_memory()
         assert available is None or 10**6 < available < 10**15
-
-
-class TestVerify:
-    def test_built_in_model(self, run):
-        status, out, err = run("verify")
-        assert (status, err) == (0, [])
-        *checks, last = out.splitlines()
-        assert len(checks) > 10
-        assert all(line.startswith("same ") for line in checks)
-        assert last == f"hash {verification.KNOWN}, as expected"
-
-    def test_another_model(self, run, tmp_path):
-        folder = write_model(tmp_path, model_type="mistral", sliding_window=4)
-        status, out, _ = run("verify", folder, "--json")
-        answer = json.loads(out)
-        assert (status, answer["good"], answer["expected"]) == (0, True, None)
-        assert run("verify", folder, "--expect", answer["hash"])[0] == 0
-        status, out, _ = run("verify", folder, "--expect", "0" * 64)
-        assert status == 1
-        assert out.endswith(f"hash {answer['hash']}, but {'0' * 64} was expected\n")
-
-    @pytest.mark.parametrize("way", ["forward", "step", "generate", "resume"])
-    def test_a_difference_is_found(self, run, monkeypatch, way):
-        """Whichever way goes wrong, from its third call on."""
-        right, calls = getattr(CausalLM, way), []
-
-        def wrong(self, *arguments, **named):
-            answer = right(self, *arguments, **named)
-            calls.append(way)
-            if way == "resume":
-                list(answer)
-                answer._new[0, -1] += 1
-            elif len(calls) > 3:
-                (answer[0] if isinstance(answer, list) else answer).reshape(-1)[-1] += 1
-            return answer
-
-        name = "mojolearn.models.decode.CausalLMDecodeSession.step"
-        if way == "step":
-            right = mojolearn.models.decode.CausalLMDecodeSession.step
-            monkeypatch.setattr(name, wrong)
-        else:
-            monkeypatch.setattr(CausalLM, way, wrong)
-        status, out, _ = run("verify")
-        assert status == 1
-        assert "DIFFERENT " in out
 
 
 class TestCache:

@@ -169,7 +169,13 @@ def test_the_library_does_not_know_its_command_line(name):
 @pytest.mark.parametrize("name", [name for name in FILES if name not in INTEGRATIONS])
 def test_the_library_does_not_know_its_integrations(name):
     assert not inner(name) & set(INTEGRATIONS)
-    assert not outer(name) & {"sklearn", "pandas", "scipy"}
+    assert not outer(name) & {"sklearn", "pandas", "scipy", "dask", "distributed"}
+
+
+@pytest.mark.parametrize("name", ["integrations.corpus", "integrations.model_at", "integrations.records"])
+def test_corpora_need_no_cluster(name):
+    for module in reachable(name):
+        assert not outer(module) & {"dask", "distributed", "joblib", "submitit"}, module
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -20,6 +20,7 @@ def blocks(page, language):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of processes that a page starts
     names = {"__name__": "page"}
     for source in blocks(page, "python"):
         exec(compile(source, str(page), "exec"), names)
